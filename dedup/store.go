@@ -67,10 +67,13 @@ type Store interface {
 	Purge(ctx context.Context, limit int) (int, error)
 }
 
+// MaxFingerprintLength is the most bytes that a fingerprint may have.
+const MaxFingerprintLength = 64
+
 // Claim is what [Store.Claim] and [TxStore.Begin] take.
 type Claim struct {
 	Key         Key
-	Fingerprint []byte        // identifies the request; compared byte for byte; at most 64 bytes
+	Fingerprint []byte        // identifies the request; compared byte for byte; at most MaxFingerprintLength
 	Token       Token         // fresh and random for each run, see [NewToken]
 	Lease       time.Duration // how long the row stays live without Renew; positive
 	TTL         time.Duration // how long the row is kept; positive
