@@ -1,0 +1,92 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/effectonce/idempotency/dedup"
+)
+
+// SingleTenant is the [Options.Scope] of a service whose callers all may see
+// each other's answers: whoever knows a key can have the answer to it replayed.
+// With it, every caller's keys share one scope.
+func SingleTenant(*http.Request) (string, error) { return "single-tenant", nil }
+
+// scope returns what [dedup.Key] calls the scope: the tenant, after its length
+// so that no tenant can spell another's operation, and the operation. One that
+// a store can't hold as it stands is replaced by its hash.
+func scope(tenant, operation string) string {
+	s := strconv.Itoa(len(tenant)) + ":" + tenant + operation
+	if len(s) <= dedup.MaxKeyLength && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// operationOf names what a request asks for: method and route. Routes are
+// r.Pattern, as net/http's mux, chi and others set it, without the names of its
+// wildcards, so that renaming one in a deploy does not lose live keys. Outside
+// of any route it is the path as sent.
+func operationOf(r *http.Request) string {
+	if r.Pattern == "" {
+		path, _ := target(r)
+		return r.Method + " " + path
+	}
+	pattern := r.Pattern
+	if method, rest, ok := strings.Cut(pattern, " "); ok && !strings.ContainsAny(method, "/{") {
+		pattern = strings.TrimLeft(rest, " \t")
+	}
+	return r.Method + " " + eraseNames(pattern)
+}
+
+// eraseNames removes the names of a route's wildcards: {id} becomes {}, and
+// {path...} becomes {...}; also a segment :id (echo, gin) or *path becomes : or
+// *. Where chi has an expression behind the name, that goes too. Should two
+// routes become the same, their requests still differ by their fingerprints.
+func eraseNames(pattern string) string {
+	var b strings.Builder
+	b.Grow(len(pattern))
+	for i := 0; i < len(pattern); i++ {
+		c := pattern[i]
+		b.WriteByte(c)
+		switch {
+		case c == '{':
+			end := closingBrace(pattern, i)
+			name := pattern[i+1 : end]
+			switch {
+			case name == "$":
+				b.WriteString(name)
+			case strings.HasSuffix(name, "..."):
+				b.WriteString("...")
+			}
+			i = end - 1
+		case (c == ':' || c == '*') && i > 0 && pattern[i-1] == '/':
+			for i+1 < len(pattern) && pattern[i+1] != '/' {
+				i++
+			}
+		}
+	}
+	return b.String()
+}
+
+// closingBrace returns where the brace that opens at i is closed, or the end of
+// s. Expressions may have braces of their own.
+func closingBrace(s string, i int) int {
+	depth := 0
+	for ; i < len(s); i++ {
+		switch s[i] {
+		case '{':
+			depth++
+		case '}':
+			if depth--; depth == 0 {
+				return i
+			}
+		}
+	}
+	return len(s)
+}
