@@ -76,6 +76,11 @@ func New(db *sql.DB, d Dialect, opts Options) (*Store, error) {
 	s := &Store{db: db, classify: opts.Classify, isolation: opts.Isolation, fullName: name}
 	s.preparer.wanted = opts.Prepare
 	switch d {
+	case Postgres:
+		s.dialect = postgres{}
+		if s.classify == nil {
+			s.classify = classifyPostgres
+		}
 	case SQLite:
 		timeout := opts.BusyTimeout
 		if timeout == 0 {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"modernc.org/sqlite"
@@ -47,7 +48,12 @@ func Open(path string, pragmas ...string) (*sql.DB, error) {
 		return nil, errors.New("sqlitedb: want the path of a file, since a database in memory would be another one for each connection")
 	}
 	q := url.Values{"_txlock": {"immediate"}}
-	for _, p := range append([]string{"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"}, pragmas...) {
+	for _, p := range []string{"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"} {
+		if !slices.ContainsFunc(pragmas, func(o string) bool { return name(o) == name(p) }) {
+			q.Add("_pragma", p)
+		}
+	}
+	for _, p := range pragmas {
 		q.Add("_pragma", p)
 	}
 	// SQLite decodes a URI's path, so that a name may have "?" or "%" in it.
@@ -59,6 +65,14 @@ func Open(path string, pragmas ...string) (*sql.DB, error) {
 	db.SetMaxOpenConns(maxConns)
 	db.SetMaxIdleConns(maxConns)
 	return db, nil
+}
+
+// name returns the name of a pragma that is written "name(value)" or "name=value".
+func name(pragma string) string {
+	if i := strings.IndexAny(pragma, "(="); i >= 0 {
+		pragma = pragma[:i]
+	}
+	return strings.ToLower(strings.TrimSpace(pragma))
 }
 
 // NewStore is [sqlstore.New] for a database of [Open].

@@ -3,6 +3,7 @@ package sqlitedb_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -66,4 +67,48 @@ func caps() storetest.Caps {
 
 func TestStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) dedup.Store { return newFixture(t) }, caps())
+}
+
+func TestTxStore(t *testing.T) {
+	storetest.RunTx(t, func(t *testing.T) dedup.TxStore { return newFixture(t) }, storetest.TxCaps{
+		Caps: caps(),
+		Effect: func(ctx context.Context, n string) error {
+			_, err := sqlstore.Tx(ctx).ExecContext(ctx, `INSERT INTO effects VALUES (?)`, n)
+			return err
+		},
+		Effects: func(t *testing.T, s dedup.TxStore) []string { return s.(*fixture).effects(t) },
+		Violate: func(ctx context.Context) error {
+			tx := sqlstore.Tx(ctx)
+			if _, err := tx.ExecContext(ctx, `INSERT OR IGNORE INTO effects VALUES ('twice')`); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(ctx, `INSERT INTO effects VALUES ('twice')`)
+			if sqlitedb.Classify(err) != sqlstore.Conflict {
+				return fmt.Errorf("want a unique violation, got %w", err)
+			}
+			return nil
+		},
+		End:    func(ctx context.Context) error { return sqlstore.Tx(ctx).Commit() },
+		Serial: true,
+	})
+}
+
+func (f *fixture) effects(t *testing.T) (names []string) {
+	t.Helper()
+	rows, err := f.db.QueryContext(context.Background(), `SELECT n FROM effects`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n string
+		if err := rows.Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, n)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return names
 }
