@@ -32,7 +32,7 @@ type recorder struct {
 	entry     http.Header         // its header as the guard found it
 	limit     int64               // how much of the body may be stored
 	mayStream bool
-	head      bool
+	head      bool // net/http drops the body, after having looked at it
 	warn      func(msg string)
 
 	header   http.Header // the handler's view
@@ -131,9 +131,6 @@ func write[T string | []byte](rec *recorder, p T) (int, error) {
 	if err := rec.grow(len(p)); err != nil {
 		return 0, err
 	}
-	if rec.head {
-		return len(p), nil
-	}
 	if !rec.tooLarge || !rec.stream {
 		rec.body = append(rec.body, p...)
 	}
@@ -158,7 +155,7 @@ func (rec *recorder) grow(n int) error {
 	if rec.length >= 0 && rec.written > rec.length {
 		return http.ErrContentLength
 	}
-	if rec.written > rec.limit && !rec.tooLarge && !rec.head {
+	if rec.written > rec.limit && !rec.tooLarge {
 		rec.tooLarge = true
 		if rec.mayStream {
 			rec.begin() // rather than hold all of it in memory

@@ -112,17 +112,17 @@ type Options struct {
 // validate returns why o can't work.
 func (o *Options) validate() error {
 	if o.Scope == nil {
-		return errors.New("Scope is nil; set server.SingleTenant if all callers may see each other's answers")
+		return errors.New("option Scope is nil; set server.SingleTenant if all callers may see each other's answers")
 	}
 	if o.MaxRequestBody < 0 || o.MaxStoredResponse < 0 {
-		return errors.New("MaxRequestBody and MaxStoredResponse must not be negative")
+		return errors.New("options MaxRequestBody and MaxStoredResponse must not be negative")
 	}
 	if !validToken(o.Header) {
-		return fmt.Errorf("Header %q is not the name of a header", o.Header)
+		return fmt.Errorf("option Header: %q is not the name of a header", o.Header)
 	}
 	for _, m := range o.Methods {
 		if !validToken(m) {
-			return fmt.Errorf("Methods: %q is not a method", m)
+			return fmt.Errorf("option Methods: %q is not a method", m)
 		}
 	}
 	return nil

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+
+	"github.com/effectonce/idempotency/dedup"
 )
 
 // A stored answer's headers are bytes of this form, in dedup.Response.Header:
@@ -185,4 +187,10 @@ func (d *decoder) changes() []change {
 		list = append(list, c)
 	}
 	return list
+}
+
+// Response returns the stored form of an answer, for [dedup.Store.Resolve]. All
+// of header is stored.
+func Response(status int, header http.Header, body []byte) dedup.Response {
+	return dedup.Response{Code: status, Header: record{header: diff(nil, header)}.encode(), Body: body}
 }
