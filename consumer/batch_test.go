@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/effectonce/idempotency/consumer"
 )
@@ -52,5 +53,21 @@ func TestHandleBatchStopsWithItsContext(t *testing.T) {
 	})
 	for i, want := range []consumer.Status{consumer.Done, consumer.Done, consumer.Busy} {
 		wantStatus(t, results[i], want)
+	}
+}
+
+func TestDelay(t *testing.T) {
+	t.Parallel()
+	failed := consumer.Result{Status: consumer.Failed}
+	for deliveries, want := range map[int]time.Duration{
+		-1: time.Second, 0: time.Second, 1: time.Second, 2: 2 * time.Second,
+		6: 32 * time.Second, 7: time.Minute, 1 << 40: time.Minute,
+	} {
+		if got := failed.Delay(deliveries); got != want {
+			t.Errorf("after %d deliveries %v, want %v", deliveries, got, want)
+		}
+	}
+	if got := (consumer.Result{Status: consumer.Busy, RetryAfter: 3}).Delay(5); got != 3 {
+		t.Errorf("busy: %v", got)
 	}
 }

@@ -100,6 +100,16 @@ type Result struct {
 	Err error
 }
 
+// Delay is how long a broker should wait before it delivers the event again:
+// RetryAfter where it is set, else a second that doubles with each delivery, up
+// to a minute. deliveries is the broker's count, 0 if unknown.
+func (r Result) Delay(deliveries int) time.Duration {
+	if r.RetryAfter > 0 {
+		return r.RetryAfter
+	}
+	return min(time.Second<<min(max(deliveries-1, 0), 6), time.Minute)
+}
+
 // Errors in [Result.Err], beside those of the handler and of the store.
 var (
 	// ErrPoison is wrapped by a handler to say that the event can never be

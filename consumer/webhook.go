@@ -107,7 +107,11 @@ func (h *Webhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	res := h.Consumer.Handle(r.Context(), id, func(ctx context.Context) error {
 		return h.Handle(ctx, r.WithContext(ctx), body)
 	})
-	res = h.bury(r, body, res)
+	var deadLetter func(context.Context, Result) error
+	if h.DeadLetter != nil {
+		deadLetter = func(ctx context.Context, res Result) error { return h.DeadLetter(ctx, r, body, res) }
+	}
+	res = bury(r.Context(), res, deadLetter)
 	if res.Status != Done {
 		h.log(r.Context(), slog.LevelWarn, "event not processed: "+res.Status.String(), id, res.Err)
 	}
@@ -116,20 +120,6 @@ func (h *Webhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	respond(w, res)
-}
-
-// bury gives a poison event to DeadLetter.
-func (h *Webhook) bury(r *http.Request, body []byte, res Result) Result {
-	if res.Status == Poison && h.DeadLetter != nil {
-		// Like the handler, not to be cut off because the sender goes away.
-		if err := h.DeadLetter(context.WithoutCancel(r.Context()), r, body, res); err != nil {
-			res.Status = Failed
-			res.Err = fmt.Errorf("consumer: dead letter: %w (for: %w)", err, res.Err)
-		}
-	} else if res.Status == Poison {
-		res.Status = Failed // nobody took it: the sender must not think so
-	}
-	return res
 }
 
 func respond(w http.ResponseWriter, res Result) {
