@@ -33,8 +33,8 @@ var (
 	ErrTooLarge = errors.New("etag: the resource is too large")
 
 	// ErrRedirected: the resource is elsewhere, so that its tag may be
-	// another's; or a redirect turned the write into a read. Nothing was
-	// written. Use the address that it redirects to.
+	// another's, or a redirect came in answer to the write, which net/http may
+	// have turned into a read. Use the address that it redirects to.
 	ErrRedirected = errors.New("etag: redirected")
 
 	// ErrStatus: the server answered a status that is neither success nor 412;
@@ -250,8 +250,7 @@ func (u Updater) write(ctx context.Context, url string, current, next Representa
 	switch {
 	case resp.Request != nil && resp.Request.Method != http.MethodPut,
 		resp.StatusCode >= 300 && resp.StatusCode < 400:
-		fail.Err = ErrRedirected
-		fail.Ambiguous = sent.Load() > 2 // the write, and the read that it became
+		fail.Err, fail.Ambiguous = ErrRedirected, true // 303 may mean "done, see there"
 		return Representation{}, false, fail
 	case resp.StatusCode == http.StatusPreconditionFailed:
 		if sent.Load() > 1 && u.Key == nil {
