@@ -41,7 +41,7 @@ func startServer(t testing.TB, args ...string) *server {
 	var last string
 	for range 10 { // the port may be taken by another before the server has it
 		port := freePort(t)
-		args := append([]string{"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no"}, args...)
+		args := append([]string{"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"}, args...)
 		cmd := exec.Command(path, args...)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -104,16 +104,20 @@ func (s *server) client(t testing.TB) *redis.Client {
 	return c
 }
 
-// startCluster starts three primaries that share the slots.
-func startCluster(t testing.TB) ([]*server, *redis.ClusterClient) {
+// startCluster starts three primaries that share the slots, each with so many
+// replicas. The primaries come first.
+func startCluster(t testing.TB, replicas int) ([]*server, *redis.ClusterClient) {
 	t.Helper()
 	ctx := t.Context()
 	const nodes, slots = 3, 16384
-	servers := make([]*server, nodes)
-	addrs := make([]string, nodes)
+	servers := make([]*server, nodes*(1+replicas))
+	addrs := make([]string, len(servers))
 	for i := range servers {
 		servers[i] = startServer(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
 		addrs[i] = servers[i].addr
+		if i >= nodes {
+			continue
+		}
 		if err := servers[i].client(t).ClusterAddSlotsRange(ctx, i*slots/nodes, (i+1)*slots/nodes-1).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -124,12 +128,27 @@ func startCluster(t testing.TB) ([]*server, *redis.ClusterClient) {
 			t.Fatal(err)
 		}
 	}
-	for _, s := range servers {
+	formed := func(s *server) {
 		c := s.client(t)
 		eventually(t, "the cluster forms", func() bool {
 			info, err := c.ClusterInfo(ctx).Result()
-			return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:3")
+			return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprint("cluster_known_nodes:", len(servers)))
 		})
+	}
+	for _, s := range servers {
+		formed(s)
+	}
+	for i, s := range servers[nodes:] {
+		id, err := servers[i%nodes].client(t).Do(ctx, "cluster", "myid").Text()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.client(t).ClusterReplicate(ctx, id).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range servers[nodes:] {
+		replicated(t, s)
 	}
 	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	t.Cleanup(func() { c.Close() })

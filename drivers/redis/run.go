@@ -61,42 +61,39 @@ func (s *Store) send(ctx context.Context, _ string, cmd once) error {
 }
 
 // sendAndWait sends cmd and WAIT over one connection, as WAIT counts only what
-// its own connection has written. A cluster's client would send them to different
-// nodes, so the node is found, and redirections are followed, here.
+// its own connection has written.
 func (s *Store) sendAndWait(ctx context.Context, row string, cmd once) error {
-	cluster, _ := s.client.(*redis.ClusterClient)
-	node, _ := s.client.(*redis.Client)
+	if cluster, ok := s.client.(*redis.ClusterClient); ok {
+		return s.redirected(ctx, cluster, row, cmd)
+	}
+	return s.pipeline(ctx, s.client, false, cmd)
+}
+
+// redirected finds the node for sendAndWait: a cluster's client would send the
+// two commands to different ones.
+func (s *Store) redirected(ctx context.Context, cluster *redis.ClusterClient, row string, cmd once) error {
+	node, err := cluster.MasterForKey(ctx, row)
 	asking := false
-	var err error
 	for range redirects {
-		if cluster != nil && node == nil {
-			if node, err = cluster.MasterForKey(ctx, row); err != nil {
-				return err
-			}
-		}
-		if err = s.pipeline(ctx, node, asking, cmd); err == nil || cluster == nil {
+		if err != nil {
 			return err
 		}
-		asking = false
-		if addr, ok := redis.IsAskError(err); ok {
-			asking = true
-			if node, err = nodeAt(ctx, cluster, addr); err != nil {
-				return err
-			}
-		} else if _, ok := redis.IsMovedError(err); ok {
-			node = nil
-			cluster.ReloadState(ctx)
-		} else {
+		err = s.pipeline(ctx, node, asking, cmd)
+		addr, moved := redis.IsMovedError(err)
+		if moved {
+			cluster.ReloadState(ctx) // may not know of it yet, so addr counts
+		} else if addr, asking = redis.IsAskError(err); !asking {
 			return err
 		}
 		cmd.SetErr(nil)
+		node, err = nodeAt(ctx, cluster, addr)
 	}
-	return err
+	return fmt.Errorf("%w: the slot moved %d times", dedup.ErrBusy, redirects)
 }
 
 const redirects = 4
 
-func (s *Store) pipeline(ctx context.Context, node *redis.Client, asking bool, cmd once) error {
+func (s *Store) pipeline(ctx context.Context, node redis.Cmdable, asking bool, cmd once) error {
 	p := node.Pipeline()
 	if asking {
 		p.Process(ctx, once{redis.NewCmd(ctx, "asking")}) //nolint:errcheck // see Exec
@@ -163,7 +160,7 @@ func nodeAt(ctx context.Context, cluster *redis.ClusterClient, addr string) (*re
 		return nil
 	})
 	if err == nil && found == nil {
-		err = fmt.Errorf("redisstore: %w: the cluster's node %s is not known yet", dedup.ErrBusy, addr)
+		err = fmt.Errorf("%w: the cluster's node %s is not known yet", dedup.ErrBusy, addr)
 	}
 	return found, err
 }

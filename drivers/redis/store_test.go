@@ -95,6 +95,7 @@ func caps(c redis.UniversalClient, byRedis bool) storetest.Caps {
 }
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	c := shared(t)
 	for name, byRedis := range map[string]bool{"ExpiredByFields": false, "ExpiredByRedis": true} {
 		t.Run(name, func(t *testing.T) {
@@ -104,6 +105,7 @@ func TestStore(t *testing.T) {
 }
 
 func TestStoreRESP2(t *testing.T) {
+	t.Parallel()
 	o := *shared(t).Options()
 	o.Protocol = 2
 	c := redis.NewClient(&o)
@@ -113,6 +115,7 @@ func TestStoreRESP2(t *testing.T) {
 
 // Valkey is tried where there is one.
 func TestStoreValkey(t *testing.T) {
+	t.Parallel()
 	addr := os.Getenv("IDEMPOTENCY_VALKEY_ADDR")
 	if addr == "" {
 		t.Skip("IDEMPOTENCY_VALKEY_ADDR is not set")
@@ -123,7 +126,8 @@ func TestStoreValkey(t *testing.T) {
 }
 
 func TestCluster(t *testing.T) {
-	_, c := startCluster(t)
+	t.Parallel()
+	_, c := startCluster(t, 0)
 	storetest.Run(t, func(t *testing.T) dedup.Store { return newStore(t, c, redisstore.Options{}) }, caps(c, true))
 
 	t.Run("AllNodesHoldRows", func(t *testing.T) {
@@ -145,6 +149,7 @@ func TestCluster(t *testing.T) {
 }
 
 func TestStoreWaitsForReplicas(t *testing.T) {
+	t.Parallel()
 	primary := startServer(t)
 	replica := startServer(t, "--replicaof", "127.0.0.1 "+primary.addr[strings.LastIndex(primary.addr, ":")+1:])
 	replicated(t, replica)
@@ -154,7 +159,7 @@ func TestStoreWaitsForReplicas(t *testing.T) {
 	}, caps(c, false))
 }
 
-func replicated(t *testing.T, replica *server) {
+func replicated(t testing.TB, replica *server) {
 	t.Helper()
 	c := replica.client(t)
 	eventually(t, "the replica follows its primary", func() bool {
