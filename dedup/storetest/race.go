@@ -178,18 +178,18 @@ func (e *env) life(k dedup.Key, r dedup.Response) error {
 	var res dedup.Result
 	claim := func() (err error) { res, err = e.s.Claim(e.ctx, c); return err }
 	if err := retry(claim); err != nil || res.State != dedup.Won {
-		return fmt.Errorf("Claim is %q, %w, want won", res.State, err)
+		return fmt.Errorf("call of Claim is %q, %w, want won", res.State, err)
 	}
 	if err := retry(func() error { return e.s.Renew(e.ctx, k, c.Token, lease) }); err != nil {
-		return fmt.Errorf("Renew: %w", err)
+		return fmt.Errorf("call of Renew: %w", err)
 	}
 	completion := dedup.Completion{Status: dedup.StatusCompleted, Response: r, TTL: ttl}
 	if err := retry(func() error { return e.s.Complete(e.ctx, k, c.Token, completion) }); err != nil {
-		return fmt.Errorf("Complete: %w", err)
+		return fmt.Errorf("call of Complete: %w", err)
 	}
 	c.Token = dedup.NewToken()
 	if err := retry(claim); err != nil || res.State != dedup.Completed {
-		return fmt.Errorf("Claim is %q, %w, want completed", res.State, err)
+		return fmt.Errorf("call of Claim is %q, %w, want completed", res.State, err)
 	}
 	return sameResponse(res.Record.Response, r)
 }

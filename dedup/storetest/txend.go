@@ -192,12 +192,12 @@ func (e *txEnv) once(k dedup.Key) (bool, error) {
 		switch {
 		case errors.Is(err, dedup.ErrBusy), errors.Is(err, dedup.ErrSerialization):
 			if tx != nil {
-				return false, fmt.Errorf("Begin has a Tx and an error: %w", err)
+				return false, fmt.Errorf("call of Begin has a Tx and an error: %w", err)
 			}
 			runtime.Gosched()
 			continue
 		case err != nil:
-			return false, fmt.Errorf("Begin: %w", err)
+			return false, fmt.Errorf("call of Begin: %w", err)
 		}
 		switch r.State {
 		case dedup.InProgress:
@@ -207,7 +207,7 @@ func (e *txEnv) once(k dedup.Key) (bool, error) {
 			return false, sameResponse(r.Record.Response, answer("once"))
 		case dedup.Won, dedup.Abandoned:
 		default:
-			return false, fmt.Errorf("Begin is %q", r.State)
+			return false, fmt.Errorf("call of Begin is %q", r.State)
 		}
 		if err := e.caps.Effect(tx.Context(e.ctx), k.ID); err != nil {
 			return false, errors.Join(err, tx.Rollback(e.ctx))
