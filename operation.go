@@ -1,0 +1,342 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net/http"
+	"time"
+
+	"github.com/hashicorp/go-retryablehttp"
+)
+
+// operationRun is one logical operation on its way. go-retryablehttp runs the
+// loop; what it is told by its hooks and by the round tripper beneath it is
+// decided here, since the hooks don't get the request and what was answered
+// before.
+type operationRun struct {
+	t          *Transport
+	ctx        context.Context // the caller's
+	req        *http.Request   // as it is sent
+	body       *requestBody
+	policy     RetryPolicy
+	key        string
+	idempotent bool // sending it again does no harm
+
+	attempts  int // attempts that were sent
+	counted   int // of these, the ones that count against MaxAttempts
+	ambiguous bool
+	pauses    backOff
+	wait      time.Duration // before the next attempt
+	waitUntil time.Time     // end of the patience with a request in progress
+	retried   bool          // a token of the budget was taken
+	began     time.Time     // of the attempt
+
+	location []string // of a redirect, hidden from the inner client
+	err      error    // of the last attempt
+	refused  error    // why there was no further attempt, where that matters
+	cancel   context.CancelCauseFunc
+	timer    *time.Timer
+	probing  bool
+}
+
+func (o *operationRun) run() (*http.Response, error) {
+	inner := retryablehttp.Client{
+		HTTPClient: &http.Client{
+			Transport: (*attempt)(o),
+			// The caller's client follows redirects, or does not.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		RetryMax:     math.MaxInt,
+		CheckRetry:   o.checkRetry,
+		Backoff:      func(_, _ time.Duration, _ int, _ *http.Response) time.Duration { return o.wait },
+		ErrorHandler: o.giveUp,
+	}
+	r := &retryablehttp.Request{Request: o.req}
+	if !o.body.none {
+		length, getBody := o.req.ContentLength, o.req.GetBody
+		o.probing = true
+		err := r.SetBody(retryablehttp.ReaderFunc(o.nextBody))
+		o.probing = false
+		if err != nil {
+			o.body.close()
+			return nil, o.fail(err)
+		}
+		// SetBody asked the body for its length and puts itself between.
+		r.ContentLength, r.GetBody = length, getBody
+	}
+	resp, err := inner.Do(r)
+	o.body.close()
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	return o.restore(resp), nil
+}
+
+// nextBody is called once by SetBody, to try it, and then for each attempt.
+func (o *operationRun) nextBody() (io.Reader, error) {
+	if o.probing {
+		return http.NoBody, nil
+	}
+	body, err := o.body.next()
+	if err != nil {
+		o.err = fmt.Errorf("the request's body for the next attempt: %w", err)
+	}
+	return body, err
+}
+
+// fail returns the operation's error.
+func (o *operationRun) fail(err error) error {
+	if o.err != nil {
+		err = o.err // without what the layers between have wrapped around it
+	}
+	if cerr := ended(o.ctx); cerr != nil && !errors.Is(err, o.ctx.Err()) {
+		err = fmt.Errorf("%w (last attempt: %w)", cerr, err)
+	}
+	if o.refused != nil {
+		err = fmt.Errorf("%w; %w", err, o.refused)
+	}
+	return &Error{Key: o.key, Attempts: o.attempts, Ambiguous: o.ambiguous, Err: err}
+}
+
+// restore makes the response what the base has returned.
+func (o *operationRun) restore(resp *http.Response) *http.Response {
+	if o.location != nil {
+		resp.Header["Location"] = o.location
+	}
+	resp.Request = o.req // where a redirect finds the key
+	if o.cancel != nil && resp.Body != nil {
+		if w, ok := resp.Body.(io.ReadWriteCloser); ok {
+			resp.Body = &cancelPipe{w, o.cancel}
+		} else {
+			resp.Body = &cancelBody{resp.Body, o.cancel}
+		}
+	}
+	return resp
+}
+
+// giveUp is called where the loop ends with neither a final answer nor a plain
+// error.
+func (o *operationRun) giveUp(resp *http.Response, err error, _ int) (*http.Response, error) {
+	if err == nil {
+		return resp, nil
+	}
+	if resp != nil && resp.Body != nil {
+		_ = resp.Body.Close()
+	}
+	return nil, err
+}
+
+// checkRetry decides what becomes of an attempt. The error it returns ends the
+// operation.
+func (o *operationRun) checkRetry(_ context.Context, resp *http.Response, err error) (bool, error) {
+	if err != nil {
+		return o.afterError(err)
+	}
+	v := o.t.Provider.judgeResponse(resp, o.key != "")
+	if v != final && o.plan(v, resp.Header, nil) {
+		o.observe(resp.StatusCode, nil, true)
+		drain(resp.Body)
+		resp.Body = http.NoBody
+		o.endAttempt(nil)
+		return true, nil
+	}
+	if berr := o.bufferResponse(resp); berr != nil {
+		// The server has acted and its answer is lost: as good as none.
+		resp.Body = http.NoBody
+		return o.afterError(berr)
+	}
+	if _, kept := resp.Body.(*bufferedBody); !kept && o.timedOut() {
+		// Its time was up just now, and reading the body would fail by it.
+		_ = resp.Body.Close()
+		o.err = ErrAttemptTimeout
+		return o.afterError(o.err)
+	}
+	o.stopTimer()
+	o.observe(resp.StatusCode, nil, false)
+	if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
+		o.policy.Budget.succeeded(o.retried)
+	}
+	return false, nil
+}
+
+func (o *operationRun) afterError(err error) (bool, error) {
+	if o.err == nil { // else it is the base's own, without wrapping
+		o.err = err
+	}
+	v, notSent := judgeError(o.req, o.err)
+	o.ambiguous = o.ambiguous || !notSent
+	o.endAttempt(nil)
+	again := false
+	if v == retry && o.ctx.Err() == nil {
+		again = o.plan(retry, nil, &notSent)
+	}
+	o.observe(0, o.err, again)
+	if !again {
+		return false, o.err
+	}
+	return true, nil
+}
+
+// plan reports whether there is to be another attempt, and sets the wait. For
+// an attempt that failed, notSent says whether it certainly was not sent.
+func (o *operationRun) plan(v verdict, h http.Header, notSent *bool) bool {
+	if !o.idempotent && (notSent == nil || !*notSent) {
+		return false // repeating it might do it twice
+	}
+	if o.body.once {
+		if o.idempotent {
+			o.refused = ErrBodyNotRepeatable
+		}
+		return false
+	}
+	now := time.Now()
+	asked, isAsked := time.Duration(0), false
+	if h != nil {
+		asked, isAsked = retryAfter(h, now)
+	}
+	if isAsked && asked > o.policy.MaxRetryAfter {
+		return false
+	}
+	o.wait = o.pauses.next(&o.policy)
+	if isAsked {
+		o.wait = max(asked, minWait)
+	}
+	if v == inProgress {
+		o.counted-- // is waited out by time, not by number
+		if o.waitUntil.IsZero() {
+			o.waitUntil = now.Add(o.policy.MaxInProgress)
+		}
+		if now.Add(o.wait).After(o.waitUntil) {
+			return false
+		}
+	} else if o.counted >= o.policy.MaxAttempts {
+		return false
+	}
+	if deadline, ok := o.ctx.Deadline(); ok && now.Add(o.wait).After(deadline) {
+		return false
+	}
+	if v == inProgress {
+		return true
+	}
+	if !o.policy.Budget.take() {
+		o.refused = ErrBudgetSpent
+		return false
+	}
+	o.retried = o.policy.Budget != nil
+	return true
+}
+
+// minWait keeps "Retry-After: 0" from becoming a busy loop.
+const minWait = 10 * time.Millisecond
+
+func (o *operationRun) bufferResponse(resp *http.Response) error {
+	limit := sizeOr(o.t.MaxBufferedResponse, DefaultMaxBufferedResponse)
+	if o.key == "" || limit < 0 || !hasBody(resp) || streams(resp) || o.t.Stream != nil && o.t.Stream(o.req) {
+		return nil
+	}
+	err := buffer(resp, limit)
+	if err != nil && o.cancel != nil && o.timedOut() {
+		err = ErrAttemptTimeout
+	}
+	if err != nil {
+		o.err = fmt.Errorf("the answer broke off: %w", err)
+		return o.err
+	}
+	return nil
+}
+
+func (o *operationRun) observe(status int, err error, again bool) {
+	wait := o.wait
+	if !again {
+		wait = 0
+	}
+	if o.t.OnAttempt != nil {
+		o.t.OnAttempt(o.ctx, Attempt{
+			Request: o.req, Key: o.key, Number: o.attempts, Status: status, Err: err,
+			Elapsed: time.Since(o.began), Retry: again, Wait: wait,
+		})
+	}
+	if o.t.Logger != nil && again {
+		o.t.Logger.LogAttrs(o.ctx, slog.LevelInfo, "idempotency: retrying",
+			slog.String("method", methodOf(o.req)), slog.String("host", o.req.URL.Host),
+			slog.Int("attempt", o.attempts), slog.Int("status", status), slog.Any("error", err), slog.Duration("wait", wait))
+	}
+}
+
+// attempt is the round tripper beneath the loop.
+type attempt operationRun
+
+// RoundTrip implements [http.RoundTripper].
+func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
+	o := (*operationRun)(a)
+	o.attempts++
+	o.counted++
+	o.err, o.location, o.began = nil, nil, time.Now()
+	if d := o.policy.AttemptTimeout; d > 0 {
+		ctx, cancel := context.WithCancelCause(o.ctx)
+		o.cancel = cancel
+		o.timer = time.AfterFunc(d, func() { cancel(ErrAttemptTimeout) })
+		req = req.WithContext(ctx)
+	}
+	resp, err := o.t.base().RoundTrip(req)
+	if err != nil {
+		if resp != nil && resp.Body != nil { // not allowed, but seen
+			_ = resp.Body.Close()
+		}
+		if o.cancel != nil && o.timedOut() {
+			err = ErrAttemptTimeout
+		}
+		o.err = err
+		return nil, err
+	}
+	if resp == nil {
+		o.err = errors.New("the base RoundTripper returned neither response nor error")
+		return nil, o.err
+	}
+	if resp.Body == nil {
+		resp.Body = http.NoBody
+	}
+	// With a Location in sight the inner client opens another body for it.
+	if l := resp.Header["Location"]; l != nil {
+		o.location = l
+		delete(resp.Header, "Location")
+	}
+	return resp, nil
+}
+
+// timedOut reports whether it was AttemptTimeout that ended the attempt.
+func (o *operationRun) timedOut() bool {
+	return o.ctx.Err() == nil && o.timer != nil && !o.timer.Stop()
+}
+
+// endAttempt frees what an attempt holds that nobody will read from.
+func (o *operationRun) endAttempt(cause error) {
+	o.stopTimer()
+	if o.cancel != nil {
+		o.cancel(cause)
+		o.cancel = nil
+	}
+}
+
+func (o *operationRun) stopTimer() {
+	if o.timer != nil {
+		o.timer.Stop()
+	}
+}
+
+// cancelPipe is cancelBody for a connection that was upgraded.
+type cancelPipe struct {
+	io.ReadWriteCloser
+	cancel context.CancelCauseFunc
+}
+
+// Close implements [io.Closer].
+func (p *cancelPipe) Close() error {
+	err := p.ReadWriteCloser.Close()
+	p.cancel(nil)
+	return err
+}

@@ -1,0 +1,247 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// Defaults of [Transport].
+const (
+	DefaultMaxBufferedBody     = 1 << 20
+	DefaultMaxBufferedResponse = 1 << 20
+)
+
+// Transport sends each logical operation under one key, and retries it with
+// that key. The zero value works. Its fields must not be changed once it is in
+// use; it is safe for concurrent use.
+//
+// POST and PATCH requests get a key and are retried with it. GET, HEAD,
+// OPTIONS, TRACE, PUT and DELETE are retried without one, being idempotent by
+// themselves (RFC 9110, section 9.2.2). Others are sent again only where they
+// were certainly not sent before.
+//
+// The key of an operation is the first of: the header that the caller set; the
+// key of the request that a 307 or 308 redirected; that of [WithKey] or
+// [WithStep], whichever is inner; what Key makes. Two sends of one
+// [http.Request] are two operations.
+//
+// A request gets a response or an error, never both. Where retries are
+// exhausted, the response is the last one, its body intact; the error is an
+// [*Error].
+type Transport struct {
+	// Base sends the single attempts (nil: http.DefaultTransport).
+	Base http.RoundTripper
+
+	// Key makes the keys (nil: RandomKey).
+	Key KeyFunc
+
+	// Provider says how the other side does idempotency.
+	Provider Provider
+
+	// Retry says when and how often a request is sent again.
+	Retry RetryPolicy
+
+	// MaxBufferedBody is how many bytes of a body without GetBody are read into
+	// memory so that it can be sent again (1 MiB if 0, none if negative). A
+	// longer one is sent once. Bodies with GetBody are never read ahead.
+	MaxBufferedBody int64
+
+	// MaxBufferedResponse is how many bytes of the answer to a keyed request
+	// are read before it is returned (1 MiB if 0, none if negative), so that an
+	// answer that breaks off is retried like one that never came. Of a longer
+	// one the rest is read by the caller, and can break off.
+	MaxBufferedResponse int64
+
+	// Stream reports whether the answer to req is to be read as it comes, and
+	// so not buffered. Event streams and newline-delimited JSON never are.
+	Stream func(req *http.Request) bool
+
+	// OnAttempt is told of each attempt when it has ended, synchronously.
+	OnAttempt func(ctx context.Context, a Attempt)
+
+	// Logger gets a line for each retry, and none for what goes well. URLs,
+	// headers and keys are not logged. nil: silent.
+	Logger *slog.Logger
+}
+
+// Attempt is what [Transport.OnAttempt] is told.
+type Attempt struct {
+	Request *http.Request // as it was sent, to be left alone
+	Key     string        // "" for requests without one
+	Number  int           // from 1
+	Status  int           // of the response, 0 without one
+	Err     error         // why there is no response
+	Elapsed time.Duration // from the send to the response's header
+	Retry   bool          // whether there will be another attempt
+	Wait    time.Duration // the pause until then
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	op, err := t.newOperation(req)
+	if err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, err
+	}
+	return op.run()
+}
+
+// CloseIdleConnections closes those of the base, as [http.Client] asks for.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
+	}
+	return t.Base
+}
+
+func (t *Transport) newOperation(req *http.Request) (*operationRun, error) {
+	policy, err := t.Retry.withDefaults()
+	if err == nil {
+		err = policy.Budget.validate()
+	}
+	if err == nil && !isToken(t.Provider.header()) {
+		err = fmt.Errorf("%w: Provider.Header %q is not the name of a header", ErrConfig, t.Provider.Header)
+	}
+	if err == nil && t.Provider.MaxKeyLength < 0 {
+		err = fmt.Errorf("%w: Provider.MaxKeyLength is negative", ErrConfig)
+	}
+	if err != nil {
+		return nil, err
+	}
+	key, err := t.keyFor(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := ended(req.Context()); err != nil {
+		return nil, &Error{Key: key, Err: err}
+	}
+	o := &operationRun{t: t, ctx: req.Context(), policy: policy, key: key, idempotent: key != "" || idempotentMethod(req.Method)}
+	o.body, err = newRequestBody(req, o.idempotent && policy.MaxAttempts > 1, sizeOr(t.MaxBufferedBody, DefaultMaxBufferedBody))
+	if err != nil {
+		return nil, &Error{Key: key, Err: fmt.Errorf("reading the request's body: %w", err)}
+	}
+	o.req = t.prepare(req, o)
+	return o, nil
+}
+
+func sizeOr(n, def int64) int64 {
+	if n == 0 {
+		return def
+	}
+	return n
+}
+
+// keyFor returns the operation's key, "" for a request that gets none.
+func (t *Transport) keyFor(req *http.Request) (string, error) {
+	p := &t.Provider
+	if !p.keyed(methodOf(req)) {
+		return "", nil
+	}
+	key, chosen, err := t.chosenKey(req)
+	if err != nil {
+		return "", err
+	}
+	if !chosen {
+		make := t.Key
+		if make == nil {
+			make = RandomKey
+		}
+		if key, err = make(req); err != nil {
+			return "", fmt.Errorf("idempotency: making a key: %w", err)
+		}
+		if key == "" {
+			return "", nil
+		}
+	}
+	return key, validateKey(key, p.maxKeyLength())
+}
+
+// chosenKey returns the key that was there before the request came to us.
+func (t *Transport) chosenKey(req *http.Request) (key string, ok bool, err error) {
+	p := &t.Provider
+	switch values := req.Header[p.header()]; len(values) {
+	case 0:
+	case 1:
+		return p.parse(values[0]), true, nil
+	default:
+		return "", false, fmt.Errorf("%w: the request has %d %s headers", ErrInvalidKey, len(values), p.header())
+	}
+	// A redirect that keeps method and body is the same operation. net/http
+	// makes a new request for it, from the caller's, which has no key.
+	if prev := req.Response; prev != nil && prev.Request != nil {
+		if v := prev.Request.Header.Get(p.header()); v != "" {
+			return p.parse(v), true, nil
+		}
+	}
+	return keyFromContext(req.Context())
+}
+
+// prepare returns the request that is sent. The caller's is left alone.
+func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
+	p := &t.Provider
+	out := req.WithContext(o.ctx)
+	out.Header = req.Header.Clone()
+	if out.Header == nil {
+		out.Header = make(http.Header, 2)
+	}
+	out.RequestURI = "" // set where a server's request is passed on
+	header := p.header()
+	switch {
+	case o.key == "" && req.Response != nil && req.Response.Request != nil && p.keyed(methodOf(req.Response.Request)):
+		// Redirected to GET: that is another request, and not the operation.
+		out.Header.Del(header)
+	case o.key != "" && out.Header[header] == nil:
+		out.Header[header] = []string{p.format(o.key)}
+	}
+	repeatable := o.body.none || o.body.getBody != nil
+	if o.key != "" && repeatable && header != standardHeader && header != netHTTPHeader && out.Header[netHTTPHeader] == nil {
+		out.Header[netHTTPHeader] = []string{}
+	}
+	out.GetBody = nil
+	if !o.body.none {
+		out.GetBody = o.body.getBody
+	}
+	return out
+}
+
+func methodOf(req *http.Request) string {
+	if req.Method == "" {
+		return http.MethodGet
+	}
+	return req.Method
+}
+
+// idempotentMethod reports whether repeating a request of the method has no
+// further effect (RFC 9110, section 9.2.2).
+func idempotentMethod(method string) bool {
+	switch method {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return false
+}
+
+// ended returns the error of ctx, if it has ended, with its cause.
+func ended(ctx context.Context) error {
+	err := ctx.Err()
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, err) && !strings.Contains(cause.Error(), err.Error()) {
+		return fmt.Errorf("%w: %w", err, cause)
+	}
+	return err
+}
