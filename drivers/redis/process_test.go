@@ -97,9 +97,12 @@ func free(port int) bool {
 	return true
 }
 
+// patient is a ReplicaTimeout that a busy machine does not outlast.
+const patient = 20 * time.Second
+
 // client connects to s.
 func (s *server) client(t testing.TB) *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: s.addr})
+	c := redis.NewClient(&redis.Options{Addr: s.addr, ReadTimeout: 2 * patient})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -147,10 +150,10 @@ func startCluster(t testing.TB, replicas int) ([]*server, *redis.ClusterClient) 
 			t.Fatal(err)
 		}
 	}
-	for _, s := range servers[nodes:] {
-		replicated(t, s)
+	for i, s := range servers[nodes:] {
+		replicated(t, servers[i%nodes], s)
 	}
-	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ReadTimeout: 2 * patient})
 	t.Cleanup(func() { c.Close() })
 	return servers, c
 }
@@ -168,5 +171,26 @@ func eventually(t testing.TB, what string, is func() bool) {
 		case <-ctx.Done():
 			t.Fatalf("not within a minute: %s", what)
 		}
+	}
+}
+
+// startReplica starts a replica of the server at addr, which may be a proxy of
+// primary.
+func startReplica(t testing.TB, primary *server, addr string) *server {
+	t.Helper()
+	replica := startServer(t, "--replicaof", strings.Replace(addr, ":", " ", 1))
+	replicated(t, primary, replica)
+	return replica
+}
+
+// replicated waits until both sides see their link up.
+func replicated(t testing.TB, primary, replica *server) {
+	t.Helper()
+	for s, up := range map[*server]string{primary: "state=online", replica: "master_link_status:up"} {
+		c := s.client(t)
+		eventually(t, "the replica follows its primary", func() bool {
+			info, err := c.Info(t.Context(), "replication").Result()
+			return err == nil && strings.Contains(info, up)
+		})
 	}
 }

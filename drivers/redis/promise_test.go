@@ -122,13 +122,12 @@ func TestPrimaryDiesBeforeReplication(t *testing.T) {
 	t.Parallel()
 	primary := startServer(t)
 	k := newLink(t, primary.addr)
-	_, port, _ := net.SplitHostPort(k.l.Addr().String())
-	replica := startServer(t, "--replicaof", "127.0.0.1 "+port)
-	replicated(t, replica)
+	replica := startReplica(t, primary, k.l.Addr().String())
 	pc, rc := primary.client(t), replica.client(t)
 
-	on := func(c *redis.Client, replicas int) *redisstore.Store {
-		s, err := redisstore.New(t.Context(), c, redisstore.Options{Replicas: replicas, ReplicaTimeout: 100 * time.Millisecond})
+	on := func(c *redis.Client, replicas int, wait time.Duration) *redisstore.Store {
+		t.Helper()
+		s, err := redisstore.New(t.Context(), c, redisstore.Options{Replicas: replicas, ReplicaTimeout: wait})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,21 +139,21 @@ func TestPrimaryDiesBeforeReplication(t *testing.T) {
 		return s.Complete(t.Context(), row.Key, row.Token, completion("receipt"))
 	}
 
-	if err := pay(on(pc, 1), "replicated"); err != nil {
+	if err := pay(on(pc, 1, patient), "replicated"); err != nil {
 		t.Fatalf("with a replica at hand: %v", err)
 	}
 	k.close()
 	// Without Replicas nobody notices.
-	if err := pay(on(pc, 0), "not replicated"); err != nil {
+	if err := pay(on(pc, 0, 0), "not replicated"); err != nil {
 		t.Fatal(err)
 	}
-	mustClaim(t, on(pc, 0), claim("not replicated"), dedup.Completed)
+	mustClaim(t, on(pc, 0, 0), claim("not replicated"), dedup.Completed)
 	// With it, nobody runs on a claim, or sends an answer, that could be lost.
 	row := claim("refused")
-	if r, err := on(pc, 1).Claim(t.Context(), row); !errors.Is(err, redisstore.ErrNotReplicated) || errors.Is(err, dedup.ErrBusy) {
+	if r, err := on(pc, 1, 100*time.Millisecond).Claim(t.Context(), row); !errors.Is(err, redisstore.ErrNotReplicated) || errors.Is(err, dedup.ErrBusy) {
 		t.Errorf("Claim without a replica = %v, %v, want ErrNotReplicated, and not ErrBusy, since the write is there", r.State, err)
 	}
-	if err := on(pc, 1).Complete(t.Context(), row.Key, row.Token, completion("x")); !errors.Is(err, redisstore.ErrNotReplicated) {
+	if err := on(pc, 1, 100*time.Millisecond).Complete(t.Context(), row.Key, row.Token, completion("x")); !errors.Is(err, redisstore.ErrNotReplicated) {
 		t.Errorf("Complete without a replica = %v, want ErrNotReplicated", err)
 	}
 
@@ -162,7 +161,7 @@ func TestPrimaryDiesBeforeReplication(t *testing.T) {
 	if err := rc.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
 		t.Fatal(err)
 	}
-	after := on(rc, 0)
+	after := on(rc, 0, 0)
 	mustClaim(t, after, claim("replicated"), dedup.Completed)
 	mustClaim(t, after, claim("not replicated"), dedup.Won) // a second payment
 	mustClaim(t, after, claim("refused"), dedup.Won)        // the first: nobody had been told of the other
@@ -175,7 +174,7 @@ func TestClusterMovesSlots(t *testing.T) {
 	for _, replicas := range []int{0, 1} {
 		t.Run(fmt.Sprint("Replicas=", replicas), func(t *testing.T) {
 			ctx := t.Context()
-			s := newStore(t, c, redisstore.Options{Replicas: replicas})
+			s := newStore(t, c, redisstore.Options{Replicas: replicas, ReplicaTimeout: patient})
 			row := claim("a")
 			name := s.RowName(row.Key)
 			slot, err := c.ClusterKeySlot(ctx, name).Result()

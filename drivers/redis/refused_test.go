@@ -108,8 +108,7 @@ func TestRefusedWritesNothing(t *testing.T) {
 		mustClaim(t, s, row, dedup.Won)
 	}
 
-	replica := startServer(t, "--replicaof", "127.0.0.1 "+srv.addr[strings.LastIndex(srv.addr, ":")+1:])
-	replicated(t, replica)
+	replica := startReplica(t, srv, srv.addr)
 	rs, err := redisstore.New(t.Context(), replica.client(t), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -206,9 +205,8 @@ func TestAnswerLost(t *testing.T) {
 			o := *shared(t).Options()
 			if replicas > 0 {
 				primary := startServer(t)
-				replica := startServer(t, "--replicaof", "127.0.0.1 "+primary.addr[strings.LastIndex(primary.addr, ":")+1:])
-				replicated(t, replica)
-				o.Addr = primary.addr
+				startReplica(t, primary, primary.addr)
+				o.Addr, o.ReadTimeout = primary.addr, 2*patient
 			}
 			var lose, sent atomic.Int32
 			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -217,7 +215,7 @@ func TestAnswerLost(t *testing.T) {
 			}
 			c := redis.NewClient(&o)
 			t.Cleanup(func() { c.Close() })
-			s := newStore(t, c, redisstore.Options{Replicas: replicas})
+			s := newStore(t, c, redisstore.Options{Replicas: replicas, ReplicaTimeout: patient})
 			ctx := t.Context()
 			mustClaim(t, s, claim("warm"), dedup.Won) // the server knows the scripts now
 			s.Complete(ctx, dedup.Key{ID: "none"}, dedup.Token{}, completion("x"))

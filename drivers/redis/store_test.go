@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -151,21 +150,11 @@ func TestCluster(t *testing.T) {
 func TestStoreWaitsForReplicas(t *testing.T) {
 	t.Parallel()
 	primary := startServer(t)
-	replica := startServer(t, "--replicaof", "127.0.0.1 "+primary.addr[strings.LastIndex(primary.addr, ":")+1:])
-	replicated(t, replica)
+	startReplica(t, primary, primary.addr)
 	c := primary.client(t)
 	storetest.Run(t, func(t *testing.T) dedup.Store {
-		return newStore(t, c, redisstore.Options{Replicas: 1})
+		return newStore(t, c, redisstore.Options{Replicas: 1, ReplicaTimeout: patient})
 	}, caps(c, false))
-}
-
-func replicated(t testing.TB, replica *server) {
-	t.Helper()
-	c := replica.client(t)
-	eventually(t, "the replica follows its primary", func() bool {
-		info, err := c.Info(t.Context(), "replication").Result()
-		return err == nil && strings.Contains(info, "master_link_status:up")
-	})
 }
 
 func claim(id string) dedup.Claim {
