@@ -16,6 +16,8 @@ import (
 	"sync"
 	"text/tabwriter"
 
+	"github.com/gin-gonic/gin"
+
 	"github.com/effectonce/idempotency/dedup"
 	"github.com/effectonce/idempotency/dedup/memstore"
 	"github.com/effectonce/idempotency/server"
@@ -87,6 +89,7 @@ func newGuard(store dedup.Store) *server.Guard {
 
 func main() {
 	log.SetFlags(0)
+	gin.SetMode(gin.ReleaseMode) // otherwise it prints its routes
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(out, "FRAMEWORK\tREQUEST\tSTATUS\tREPLAYED\tBODY\tCHARGES")
 	for _, f := range frameworks {
