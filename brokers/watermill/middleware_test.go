@@ -119,7 +119,7 @@ func TestMiddlewareInRouter(t *testing.T) {
 	}
 	router.AddMiddleware(poison, newMiddleware().Wrap)
 	runs := 0
-	router.AddNoPublisherHandler("h", "in", pubsub, func(*message.Message) error {
+	router.AddConsumerHandler("h", "in", pubsub, func(*message.Message) error {
 		runs++
 		return errHandler
 	})
