@@ -81,10 +81,10 @@ func TestConnectionLostDuringCommit(t *testing.T) {
 				c := claimOf("cut")
 				tx = begin(t, s, c)
 				effect(t, tx, effects, c.Key.ID)
-				w.next(cc.cut)
-				if su.mode == pgx.QueryExecModeDescribeExec { // which always prepares
-					w.next(cutNothing)
+				if su.mode == pgx.QueryExecModeDescribeExec { // which always prepares first
 					w.after(1, cc.cut)
+				} else {
+					w.after(0, cc.cut)
 				}
 				w.refuse(3) // the database is away for a moment
 				wantOutcome(t, tx.Commit(t.Context(), done("x")), cc.want)
@@ -105,7 +105,7 @@ func TestConnectionLostAtOnce(t *testing.T) {
 		c := claimOf(rand())
 		tx := begin(t, s, c)
 		effect(t, tx, effects, c.Key.ID)
-		w.next(cutSent)
+		w.after(0, cutSent)
 		err := tx.Commit(t.Context(), done("x"))
 		if err != nil && !errors.Is(err, dedup.ErrNotCommitted) {
 			t.Fatalf("Commit = %v, want nil or ErrNotCommitted", err)
@@ -118,7 +118,7 @@ func TestConnectionLostAtOnce(t *testing.T) {
 // waited for.
 func TestConnectionLostWhileCommitting(t *testing.T) {
 	t.Parallel()
-	var w wire
+	w := wire{deaf: true}
 	pool := newPool(t)
 	s, _ := newStore(t, pool, pgxstore.Options{})
 	effects := newEffects(t, pool)
@@ -151,10 +151,13 @@ func TestConnectionLostWhileCommitting(t *testing.T) {
 	tx := begin(t, s, c)
 	effect(t, tx, effects, c.Key.ID)
 	result := make(chan error, 1)
-	w.next(cutNothing)
-	w.after(1, cutSent) // the first prepares
+	conn := txOf(t, tx).Conn().PgConn().Conn()
 	go func() { result <- tx.Commit(t.Context(), done("x")) }()
-	blocked(2) // the COMMIT on the gate, and the reader on the COMMIT
+	blocked(1) // the COMMIT on the gate
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	blocked(2) // and who asks for the outcome on the COMMIT
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +220,7 @@ func TestOutcomeNotReadable(t *testing.T) {
 	}
 	tx := begin(t, s, claimOf("lost"))
 	ctx, cancel := context.WithCancel(t.Context())
-	w.next(cutBefore)
+	w.after(0, cutBefore)
 	w.refuse(1 << 30)
 	dials := 0
 	w.onDial = func() {

@@ -258,7 +258,7 @@ func TestBatchesInKeyOrder(t *testing.T) {
 	t.Parallel()
 	errs := &codes{n: map[string]int{}}
 	pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = errs })
-	s, table := newStore(t, pool, pgxstore.Options{})
+	_, table := newStore(t, pool, pgxstore.Options{})
 	var stores []*pgxstore.Store
 	for range 3 {
 		s, err := pgxstore.New(pool, pgxstore.Options{Table: table, Lanes: 2})
@@ -291,5 +291,4 @@ func TestBatchesInKeyOrder(t *testing.T) {
 	if n := errs.n["40P01"]; n != 0 {
 		t.Errorf("%d dead-locks", n)
 	}
-	_ = s
 }

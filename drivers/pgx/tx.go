@@ -175,10 +175,10 @@ func (s *Store) settled(ctx context.Context, key dedup.Key) (r row, n int, err e
 
 // Rollback implements [dedup.Tx].
 func (t *tx) Rollback(ctx context.Context) error {
-	pc := t.conn.Conn().PgConn()
 	if t.work.ended.Swap(true) {
 		return fmt.Errorf("pgxstore: rollback: %w", dedup.ErrTxEnded)
 	}
+	pc := t.conn.Conn().PgConn()
 	ended := !pc.IsClosed() && !pc.IsBusy() && pc.TxStatus() == 'I'
 	t.drop(ctx)
 	if ended {
