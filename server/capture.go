@@ -33,7 +33,7 @@ type recorder struct {
 	limit     int64               // how much of the body may be stored
 	mayStream bool
 	head      bool // net/http drops the body, after having looked at it
-	warn      func(msg string)
+	warner    interface{ warn(msg string) }
 
 	header   http.Header // the handler's view
 	status   int         // 0 before WriteHeader
@@ -53,13 +53,13 @@ var (
 
 // newRecorder returns the recorder for one run of a handler. w's header is left
 // alone until the answer, or an informational one, is sent.
-func newRecorder(w http.ResponseWriter, r *http.Request, limit int64, warn func(string)) *recorder {
-	header := w.Header().Clone()
+func newRecorder(x *exchange) *recorder {
+	header := x.w.Header().Clone()
 	if header == nil {
 		header = make(http.Header)
 	}
 	return &recorder{
-		w: w, entry: w.Header(), limit: limit, head: r.Method == http.MethodHead, warn: warn,
+		w: x.w, entry: x.w.Header(), limit: x.g.opts.MaxStoredResponse, head: x.r.Method == http.MethodHead, warner: x,
 		header: header, length: -1,
 	}
 }
@@ -80,10 +80,10 @@ func (rec *recorder) WriteHeader(status int) {
 		// net/http's server panics here too, and the handler's stack says where.
 		panic(fmt.Sprintf("server: invalid WriteHeader code %d", status))
 	case rec.status != 0:
-		rec.warn("superfluous WriteHeader call in a guarded handler")
+		rec.warner.warn("superfluous WriteHeader call in a guarded handler")
 		return
 	case status == http.StatusSwitchingProtocols:
-		rec.warn(ErrHijack.Error())
+		rec.warner.warn(ErrHijack.Error())
 		status = http.StatusInternalServerError
 	case status < 200:
 		rec.inform(status)
@@ -95,7 +95,7 @@ func (rec *recorder) WriteHeader(status int) {
 		if err == nil && n >= 0 {
 			rec.length = n
 		} else {
-			rec.warn("invalid Content-Length in a guarded handler")
+			rec.warner.warn("invalid Content-Length in a guarded handler")
 			rec.header.Del("Content-Length")
 		}
 	}

@@ -25,7 +25,7 @@ type exchange struct {
 
 	body        []byte
 	key         dedup.Key
-	fingerprint []byte
+	fingerprint fingerprint
 
 	// Of the last run, if any.
 	rec        *recorder
@@ -46,14 +46,10 @@ func (x *exchange) prepare(id string) *Problem {
 		return problemOr(err, &Problem{Type: TypeScopeUnknown, Status: http.StatusInternalServerError,
 			Title: "The server can't tell on whose behalf the request is made", Err: err})
 	}
-	op := o.Operation
-	if op == "" {
-		op = operationOf(x.r)
-	}
-	x.key = dedup.Key{Scope: scope(tenant, op), ID: id}
+	x.key = dedup.Key{Scope: scope(tenant, o.Operation, x.r), ID: id}
 
 	var p *Problem
-	if x.body, p = readBody(x.w, x.r, o.MaxRequestBody); p != nil {
+	if x.body, p = readBody(x.r, o.MaxRequestBody); p != nil {
 		return p
 	}
 	if o.Fingerprint == nil {
@@ -82,7 +78,7 @@ func (x *exchange) do() {
 	if x.g.engine.Recover != nil {
 		ctx = context.WithValue(ctx, exchangeKey{}, x)
 	}
-	out, err := x.g.engine.Do(ctx, dedup.Request{Key: x.key, Fingerprint: x.fingerprint}, x.work)
+	out, err := x.g.engine.Do(ctx, dedup.Request{Key: x.key, Fingerprint: x.fingerprint[:]}, x.work)
 	if err != nil {
 		x.failed(err)
 		return
@@ -113,8 +109,8 @@ func (x *exchange) do() {
 // several times; nothing of an earlier run is left over.
 func (x *exchange) work(ctx context.Context) (dedup.Answer, error) {
 	rec := x.record(x.g.opts.Mode == dedup.Lease)
-	r, done := x.request(ctx)
-	defer done()
+	r := x.request(ctx)
+	defer removeFiles(r, x.r)
 	if v, stack := call(x.next, rec, r); v != nil {
 		return x.panicked(r, v, stack), nil
 	}
@@ -128,15 +124,14 @@ func (x *exchange) work(ctx context.Context) (dedup.Answer, error) {
 
 // record starts a new recorder.
 func (x *exchange) record(mayStream bool) *recorder {
-	x.rec = newRecorder(x.w, x.r, x.g.opts.MaxStoredResponse, x.warn)
+	x.rec = newRecorder(x)
 	x.rec.mayStream = mayStream
 	x.cut = false
 	return x.rec
 }
 
-// request returns the request for one run of a handler, and what is to be done
-// after it.
-func (x *exchange) request(ctx context.Context) (*http.Request, func()) {
+// request returns the request for one run of a handler.
+func (x *exchange) request(ctx context.Context) *http.Request {
 	ctx = operation.With(ctx, strconv.Itoa(len(x.key.Scope))+":"+x.key.Scope+x.key.ID)
 	var r *http.Request
 	if x.g.opts.Mode == dedup.Transaction {
@@ -150,12 +145,14 @@ func (x *exchange) request(ctx context.Context) (*http.Request, func()) {
 		b.Reset(x.body)
 		r.Body = b
 	}
-	form := r.MultipartForm
-	return r, func() {
-		// net/http's server does this for the request that it made, not for ours.
-		if r.MultipartForm != form {
-			_ = r.MultipartForm.RemoveAll()
-		}
+	return r
+}
+
+// removeFiles removes the files that hold the parts of r's form. net/http's
+// server does that for the request that it made itself, but not for others.
+func removeFiles(r, original *http.Request) {
+	if r.MultipartForm != nil && original.MultipartForm == nil {
+		_ = r.MultipartForm.RemoveAll()
 	}
 }
 
@@ -218,8 +215,8 @@ func recoverOutcome(ctx context.Context, _ dedup.Key, _ dedup.Record) (dedup.Res
 	x := ctx.Value(exchangeKey{}).(*exchange)
 	x.recovered = true
 	rec := x.record(false)
-	r, done := x.request(ctx)
-	defer done()
+	r := x.request(ctx)
+	defer removeFiles(r, x.r)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x.recoverErr = x.g.opts.Recover(w, r)
 	})

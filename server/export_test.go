@@ -7,12 +7,10 @@ import (
 // For the tests, which are of package server_test.
 
 var (
-	KeyOf       = keyOf
-	ErrKey      = errKey
-	ErrRecord   = errRecord
-	Scope       = scope
-	OperationOf = operationOf
-	Diff        = diff
+	KeyOf     = keyOf
+	ErrKey    = errKey
+	ErrRecord = errRecord
+	Diff      = diff
 )
 
 // Canonical returns the canonical form of a JSON text.
@@ -27,7 +25,16 @@ type Canonicalizer struct{ c canonicalizer }
 func (c *Canonicalizer) Append(dst, src []byte) ([]byte, bool) { return c.c.append(dst, src) }
 
 // Fingerprint returns the fingerprint of r with body.
-func Fingerprint(r *http.Request, body []byte) []byte { return new(fingerprinter).sum(r, body) }
+func Fingerprint(r *http.Request, body []byte) []byte {
+	f := new(fingerprinter).sum(r, body)
+	return f[:]
+}
+
+// Scope returns the scope of an operation that was given.
+func Scope(tenant, operation string) string { return scope(tenant, operation, nil) }
+
+// OperationOf returns the operation that is made of r.
+func OperationOf(r *http.Request) string { return string(appendOperation(nil, r)) }
 
 type (
 	Record = record
@@ -50,6 +57,9 @@ func (r record) Encode() []byte                    { return r.encode() }
 var DecodeRecord = decodeRecord
 
 // NewFingerprinter returns a Fingerprint that keeps its memory.
-func NewFingerprinter() func(r *http.Request, body []byte) []byte { return new(fingerprinter).sum }
+func NewFingerprinter() func(r *http.Request, body []byte) {
+	f := new(fingerprinter)
+	return func(r *http.Request, body []byte) { f.sum(r, body) }
+}
 
 func (c change) Apply(h http.Header) { c.apply(h) }

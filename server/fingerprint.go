@@ -42,7 +42,10 @@ type preimage struct {
 // maxKept is the most memory that a preimage keeps for the next request.
 const maxKept = 64 << 10
 
-// sum returns the fingerprint of a request: a version byte and the SHA-256 of
+// fingerprint is what is stored: the version and a hash.
+type fingerprint [1 + sha256.Size]byte
+
+// sum returns the fingerprint of a request: the version and the SHA-256 of
 // method, escaped path, query, content encodings, media type and body. Each
 // part has its length before it. The path is the one that was sent and never
 // the route's pattern, so /orders/1/pay and /orders/2/pay differ.
@@ -52,7 +55,7 @@ const maxKept = 64 << 10
 // list its fields in another order and escape them otherwise, media types may
 // differ in case and in the order of parameters. Everything else must be the
 // same bytes.
-func (f *fingerprinter) sum(r *http.Request, body []byte) []byte {
+func (f *fingerprinter) sum(r *http.Request, body []byte) fingerprint {
 	p, _ := f.pool.Get().(*preimage)
 	if p == nil {
 		p = new(preimage)
@@ -74,13 +77,16 @@ func (f *fingerprinter) sum(r *http.Request, body []byte) []byte {
 	if cap(b)+cap(p.json.sorted)+32*cap(p.json.members)+64*cap(p.pairs) <= maxKept {
 		f.pool.Put(p)
 	}
-	return append([]byte{fingerprintV1}, hash[:]...)
+	return versioned(fingerprintV1, hash)
 }
 
 // custom returns the fingerprint for what Options.Fingerprint returned.
-func custom(b []byte) []byte {
-	hash := sha256.Sum256(b)
-	return append([]byte{fingerprintCustom}, hash[:]...)
+func custom(b []byte) fingerprint { return versioned(fingerprintCustom, sha256.Sum256(b)) }
+
+func versioned(version byte, hash [sha256.Size]byte) (f fingerprint) {
+	f[0] = version
+	copy(f[1:], hash[:])
+	return f
 }
 
 // target returns path and query as the client sent them. A router may have

@@ -48,7 +48,8 @@ func newDropped(names []string) dropped {
 	return d
 }
 
-// stored returns those of the changes that may be stored.
+// stored returns those of the changes that may be stored. It may return changes
+// itself, but does not change it.
 func (d dropped) stored(changes []change) []change {
 	var connection []string // names that the Connection header declares hop-by-hop
 	for _, c := range changes {
@@ -56,14 +57,14 @@ func (d dropped) stored(changes []change) []change {
 			connection = c.values
 		}
 	}
-	keep := make([]change, 0, len(changes))
-	for _, c := range changes {
+	drop := func(c change) bool {
 		name := textproto.CanonicalMIMEHeaderKey(strings.TrimPrefix(c.name, http.TrailerPrefix))
-		if !d[name] && !listed(connection, name) {
-			keep = append(keep, c)
-		}
+		return d[name] || listed(connection, name)
 	}
-	return keep
+	if !slices.ContainsFunc(changes, drop) {
+		return changes
+	}
+	return slices.DeleteFunc(slices.Clone(changes), drop)
 }
 
 // listed reports whether the comma-separated elements of lines have name.

@@ -165,23 +165,22 @@ func (d *decoder) changes() []change {
 		return nil
 	}
 	list := make([]change, 0, min(n, 16)) // a damaged count must not allocate
+	all := make([]string, 0, min(n, 16))  // for the values of most
 	for range n {
 		added := d.byte()
 		d.check(added <= 1)
 		c := change{added: added == 1, name: d.string()}
 		d.check(c.name != "")
-		if k := d.uvarint(); k > 0 {
-			c.values = make([]string, 0, min(k, 16))
-			for range k {
-				c.values = append(c.values, d.string())
-				if d.failed {
-					return nil
-				}
+		from := len(all)
+		for range d.uvarint() {
+			if all = append(all, d.string()); d.failed {
+				break
 			}
 		}
 		if d.failed {
 			return nil
 		}
+		c.values = all[from:len(all):len(all)]
 		// Names are written in order, each once.
 		d.check(len(list) == 0 || list[len(list)-1].name < c.name)
 		list = append(list, c)

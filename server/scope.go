@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
@@ -17,52 +18,62 @@ import (
 func SingleTenant(*http.Request) (string, error) { return "single-tenant", nil }
 
 // scope returns what [dedup.Key] calls the scope: the tenant, after its length
-// so that no tenant can spell another's operation, and the operation. One that
-// a store can't hold as it stands is replaced by its hash.
-func scope(tenant, operation string) string {
-	s := strconv.Itoa(len(tenant)) + ":" + tenant + operation
-	if len(s) <= dedup.MaxKeyLength && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
-		return s
+// so that no tenant can spell another's operation, and the operation; if that is
+// "", the one that r asks for. One that a store can't hold as it stands is
+// replaced by its hash.
+func scope(tenant, operation string, r *http.Request) string {
+	var buf [128]byte
+	b := strconv.AppendInt(buf[:0], int64(len(tenant)), 10)
+	b = append(b, ':')
+	b = append(b, tenant...)
+	if operation != "" {
+		b = append(b, operation...)
+	} else {
+		b = appendOperation(b, r)
 	}
-	sum := sha256.Sum256([]byte(s))
+	if len(b) <= dedup.MaxKeyLength && utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 {
+		return string(b)
+	}
+	sum := sha256.Sum256(b)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// operationOf names what a request asks for: method and route. Routes are
+// appendOperation appends what a request asks for: method and route. Routes are
 // r.Pattern, as net/http's mux, chi and others set it, without the names of its
 // wildcards, so that renaming one in a deploy does not lose live keys. Outside
 // of any route it is the path as sent.
-func operationOf(r *http.Request) string {
+func appendOperation(b []byte, r *http.Request) []byte {
+	b = append(b, r.Method...)
+	b = append(b, ' ')
 	if r.Pattern == "" {
 		path, _ := target(r)
-		return r.Method + " " + path
+		return append(b, path...)
 	}
 	pattern := r.Pattern
 	if method, rest, ok := strings.Cut(pattern, " "); ok && !strings.ContainsAny(method, "/{") {
 		pattern = strings.TrimLeft(rest, " \t")
 	}
-	return r.Method + " " + eraseNames(pattern)
+	return appendErased(b, pattern)
 }
 
-// eraseNames removes the names of a route's wildcards: {id} becomes {}, and
-// {path...} becomes {...}; also a segment :id (echo, gin) or *path becomes : or
-// *. Where chi has an expression behind the name, that goes too. Should two
-// routes become the same, their requests still differ by their fingerprints.
-func eraseNames(pattern string) string {
-	var b strings.Builder
-	b.Grow(len(pattern))
+// appendErased appends a route's pattern without the names of its wildcards:
+// {id} becomes {}, and {path...} becomes {...}; also a segment :id (echo, gin)
+// or *path becomes : or *. Where chi has an expression behind the name, that
+// goes too. Should two routes become the same, their requests still differ by
+// their fingerprints.
+func appendErased(b []byte, pattern string) []byte {
 	for i := 0; i < len(pattern); i++ {
 		c := pattern[i]
-		b.WriteByte(c)
+		b = append(b, c)
 		switch {
 		case c == '{':
 			end := closingBrace(pattern, i)
 			name := pattern[i+1 : end]
 			switch {
 			case name == "$":
-				b.WriteString(name)
+				b = append(b, name...)
 			case strings.HasSuffix(name, "..."):
-				b.WriteString("...")
+				b = append(b, "..."...)
 			}
 			i = end - 1
 		case (c == ':' || c == '*') && i > 0 && pattern[i-1] == '/':
@@ -71,7 +82,7 @@ func eraseNames(pattern string) string {
 			}
 		}
 	}
-	return b.String()
+	return b
 }
 
 // closingBrace returns where the brace that opens at i is closed, or the end of
