@@ -20,8 +20,9 @@ type Store interface {
 	// The result's State is
 	//   - [Won]: there was no row; now there is one that holds c.Token, in
 	//     progress. Record.Attempt is 1. A call repeated with the token that
-	//     the row holds already gets what the first one got: [Won], or
-	//     [Abandoned] if it took the row over.
+	//     the row holds already gets what the first one got, [Won], or
+	//     [Abandoned] if it took the row over, for as long as the row is in
+	//     progress.
 	//   - [Mismatch]: the row was made with another fingerprint, whatever its
 	//     status. Record.Fingerprint is the stored one.
 	//   - [InProgress]: live. Record.LeaseLeft says for how long yet.
@@ -33,6 +34,8 @@ type Store interface {
 	//
 	// Only an error means that nothing is known about who holds the row.
 	Claim(ctx context.Context, c Claim) (Result, error)
+
+	// To Renew, Complete and Release an expired row is gone.
 
 	// Renew makes the lease end after the given duration from now; 0 or less
 	// ends it at once, so that the next claim finds the row abandoned.
@@ -57,8 +60,9 @@ type Store interface {
 
 	// Resolve ends the doubt about a row that is unknown or abandoned: with a
 	// response the row becomes completed with it, for ttl; with nil it is
-	// removed, so that the operation may run again. [ErrNotFound] if there is
-	// no row, [ErrNotResolvable] if it is completed or live.
+	// removed, so that the operation may run again. The token of the run that
+	// left the row behind is no longer current, in both cases. [ErrNotFound] if
+	// there is no row, [ErrNotResolvable] if it is completed or live.
 	Resolve(ctx context.Context, key Key, r *Response, ttl time.Duration) error
 
 	// Purge removes at most limit expired rows and returns how many it removed.
@@ -211,6 +215,6 @@ type Watcher interface {
 	// Watch returns a channel that becomes readable, or is closed, some time
 	// after the row of key was completed or released. Words may be lost or come
 	// without cause; the waiter claims again to see. stop frees what Watch
-	// holds and must be called.
+	// holds and must be called; calling it twice does no harm.
 	Watch(ctx context.Context, key Key) (done <-chan struct{}, stop func(), err error)
 }
