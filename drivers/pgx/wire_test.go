@@ -85,7 +85,8 @@ func (c *wireConn) Write(b []byte) (int, error) {
 	c.w.writes.Add(1)
 	const cancelRequest = "\x00\x00\x00\x10\x04\xd2\x16\x2e" // its length and code
 	if c.w.deaf && strings.HasPrefix(string(b), cancelRequest) {
-		return len(b), nil
+		c.Conn.Close()
+		return 0, errCut
 	}
 	c.w.mu.Lock()
 	cut := c.w.cut
