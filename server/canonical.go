@@ -2,9 +2,6 @@ package server
 
 import (
 	"bytes"
-	"cmp"
-	"slices"
-	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -13,6 +10,10 @@ import (
 // canonicalised. Members are laid out anew at each level that has them out of
 // order, so the bound also keeps the work proportional to the body's size.
 const maxDepth = 64
+
+// maxCanonical keeps offsets in 32 bits. No canonical form is longer than its
+// source.
+const maxCanonical = 1 << 30
 
 // canonicalizer writes JSON texts in the form of RFC 8785 (JCS), with one
 // difference: numbers keep the digits they were sent with. JCS rounds them to
@@ -30,28 +31,25 @@ type canonicalizer struct {
 	pos     int
 	out     []byte
 	members []member // of all objects that are open, innermost last
+	names   []byte   // what escaped names say
 	sorted  []byte   // where members are laid out in order before they go back
 	folded  []uint64 // hashes of names without case
-}
-
-// member is one name-value pair of an object.
-type member struct {
-	name       []byte // without escapes
-	start, end int    // of `"name":value` in out
 }
 
 // append appends the canonical form of src to dst. If src is not a JSON text
 // that has one, it returns dst as it was and false.
 func (c *canonicalizer) append(dst, src []byte) ([]byte, bool) {
+	if len(dst)+len(src) > maxCanonical {
+		return dst, false
+	}
 	c.src, c.pos, c.out = src, 0, dst
-	c.members = c.members[:0]
+	c.members, c.names = c.members[:0], c.names[:0]
 	c.space()
 	ok := c.value(0)
 	c.space()
 	ok = ok && c.pos == len(src)
 	out := c.out
 	c.src, c.out = nil, nil
-	clear(c.members[:cap(c.members)]) // their names point into the body
 	if !ok {
 		return out[:len(dst)], false
 	}
@@ -85,8 +83,7 @@ func (c *canonicalizer) value(depth int) bool {
 	}
 	switch b := c.src[c.pos]; {
 	case b == '"':
-		_, ok := c.string(false)
-		return ok
+		return c.string(nil)
 	case b == '{':
 		return c.object(depth)
 	case b == '[':
@@ -141,12 +138,8 @@ func (c *canonicalizer) object(depth int) bool {
 	if !c.next('}') {
 		for {
 			c.space()
-			start := len(c.out)
-			if c.pos >= len(c.src) || c.src[c.pos] != '"' {
-				return false
-			}
-			name, ok := c.string(true)
-			if !ok || !c.next(':') {
+			m := member{start: int32(len(c.out))}
+			if c.pos >= len(c.src) || c.src[c.pos] != '"' || !c.string(&m) || !c.next(':') {
 				return false
 			}
 			c.out = append(c.out, ':')
@@ -154,7 +147,8 @@ func (c *canonicalizer) object(depth int) bool {
 			if !c.value(depth + 1) {
 				return false
 			}
-			c.members = append(c.members, member{name, start, len(c.out)})
+			m.end = int32(len(c.out))
+			c.members = append(c.members, m)
 			if c.next('}') {
 				break
 			}
@@ -170,154 +164,59 @@ func (c *canonicalizer) object(depth int) bool {
 	return ok
 }
 
-// sort puts the members, which are the end of out, in the order of their names.
-// It reports whether it could: not if two names are the same, nor if the order
-// was another and two names differ in case alone. Go's encoding/json gives both
-// of these to the same field, and the one that comes last wins.
-func (c *canonicalizer) sort(members []member) bool {
-	inOrder := true
-	for i := 1; i < len(members) && inOrder; i++ {
-		inOrder = compareNames(members[i-1].name, members[i].name) < 0
-	}
-	if inOrder {
-		return true
-	}
-	if !c.distinctFolded(members) {
-		return false
-	}
-	start := members[0].start
-	slices.SortFunc(members, func(a, b member) int { return compareNames(a.name, b.name) })
-	c.sorted = c.sorted[:0]
-	for i, m := range members {
-		if i > 0 {
-			if bytes.Equal(members[i-1].name, m.name) {
-				return false
-			}
-			c.sorted = append(c.sorted, ',')
-		}
-		c.sorted = append(c.sorted, c.out[m.start:m.end]...)
-	}
-	copy(c.out[start:], c.sorted)
-	return true
-}
-
-// distinctFolded reports whether no two names are the same but for case. It
-// compares hashes. Should two names share one by chance, the body is taken to
-// have no canonical form, which is always safe.
-func (c *canonicalizer) distinctFolded(members []member) bool {
-	if !slices.ContainsFunc(members, func(m member) bool { return slices.ContainsFunc(m.name, isCased) }) {
-		return true
-	}
-	c.folded = c.folded[:0]
-	for _, m := range members {
-		hash := uint64(14695981039346656037) // FNV-1a
-		for s := m.name; len(s) > 0; {
-			r, n := foldFirst(s)
-			hash = (hash ^ uint64(r)) * 1099511628211
-			s = s[n:]
-		}
-		c.folded = append(c.folded, hash)
-	}
-	slices.Sort(c.folded)
-	for i := 1; i < len(c.folded); i++ {
-		if c.folded[i-1] == c.folded[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// isCased reports whether b is, or may be part of, anything but a lower-case
-// letter or a character without case.
-func isCased(b byte) bool { return 'A' <= b && b <= 'Z' || b >= utf8.RuneSelf }
-
-// foldFirst returns one and the same character for all cases of the first
-// character of s, and the length of the latter.
-func foldFirst(s []byte) (rune, int) {
-	if b := s[0]; b < utf8.RuneSelf {
-		if 'a' <= b && b <= 'z' {
-			b -= 'a' - 'A'
-		}
-		return rune(b), 1
-	}
-	r, n := utf8.DecodeRune(s)
-	for {
-		next := unicode.SimpleFold(r) // the least character comes after the greatest
-		if next <= r {
-			return next, n
-		}
-		r = next
-	}
-}
-
-// compareNames orders names by their UTF-16 code units (RFC 8785, section
-// 3.2.3). That is the order of their UTF-8 bytes, but for the characters that
-// UTF-16 writes as surrogates (D800 to DFFF): these sort before U+E000 to
-// U+FFFF, whose UTF-8 begins with EE or EF.
-func compareNames(a, b []byte) int {
-	for i := range min(len(a), len(b)) {
-		x, y := a[i], b[i]
-		switch {
-		case x == y:
-			continue
-		case x >= 0xF0 && (y == 0xEE || y == 0xEF):
-			return -1
-		case y >= 0xF0 && (x == 0xEE || x == 0xEF):
-			return 1
-		}
-		return cmp.Compare(x, y)
-	}
-	return cmp.Compare(len(a), len(b))
-}
-
-// string copies a string. With decode it also returns what the string says.
-func (c *canonicalizer) string(decode bool) (text []byte, ok bool) {
-	c.pos++
-	c.out = append(c.out, '"')
-	start, run := c.pos, c.pos // run is where what is not yet copied begins
+// string copies a string. If it is the name of m, it also notes what it says.
+func (c *canonicalizer) string(m *member) bool {
+	src, i := c.src, c.pos+1
+	start, run := i, i // run is where what is not yet copied begins
 	escaped := false
-	for c.pos < len(c.src) {
-		switch b := c.src[c.pos]; {
+	named := len(c.names)
+	c.out = append(c.out, '"')
+	for i < len(src) {
+		b := src[i]
+		if b >= ' ' && b < utf8.RuneSelf && b != '"' && b != '\\' {
+			i++
+			continue
+		}
+		switch {
 		case b == '"':
-			c.out = append(c.out, c.src[run:c.pos]...)
-			if decode {
-				if !escaped {
-					text = c.src[start:c.pos:c.pos]
-				} else {
-					text = append(text, c.src[run:c.pos]...)
-				}
+			c.out = append(c.out, src[run:i+1]...)
+			c.pos = i + 1
+			if m == nil {
+				return true
 			}
-			c.out = append(c.out, '"')
-			c.pos++
-			return text, true
+			if !escaped {
+				m.name, m.nameEnd = int32(start), int32(i)
+				return true
+			}
+			c.names = append(c.names, src[run:i]...)
+			m.name, m.nameEnd = ^int32(named), int32(len(c.names))
+			return true
 		case b == '\\':
 			escaped = true
-			c.out = append(c.out, c.src[run:c.pos]...)
-			if decode {
-				text = append(text, c.src[run:c.pos]...)
-			}
+			c.out = append(c.out, src[run:i]...)
+			c.pos = i
 			r, ok := c.escape()
 			if !ok {
-				return nil, false
+				return false
 			}
-			if decode {
-				text = utf8.AppendRune(text, r)
+			if m != nil {
+				c.names = append(c.names, src[run:i]...)
+				c.names = utf8.AppendRune(c.names, r)
 			}
 			c.out = appendEscaped(c.out, r)
-			run = c.pos
+			i = c.pos
+			run = i
 		case b < ' ':
-			return nil, false
-		case b < utf8.RuneSelf:
-			c.pos++
+			return false
 		default:
-			r, n := utf8.DecodeRune(c.src[c.pos:])
+			r, n := utf8.DecodeRune(src[i:])
 			if r == utf8.RuneError && n == 1 {
-				return nil, false
+				return false
 			}
-			c.pos += n
+			i += n
 		}
 	}
-	return nil, false
+	return false
 }
 
 // escape reads the escape sequence at pos, for a surrogate pair both of them.

@@ -74,7 +74,7 @@ func (f *fingerprinter) sum(r *http.Request, body []byte) fingerprint {
 
 	hash := sha256.Sum256(b)
 	p.buf = b
-	if cap(b)+cap(p.json.sorted)+32*cap(p.json.members)+64*cap(p.pairs) <= maxKept {
+	if cap(b)+cap(p.json.sorted)+16*cap(p.json.members)+64*cap(p.pairs) <= maxKept {
 		f.pool.Put(p)
 	}
 	return versioned(fingerprintV1, hash)
