@@ -167,10 +167,9 @@ func (c *canonicalizer) object(depth int) bool {
 // string copies a string. If it is the name of m, it also notes what it says.
 func (c *canonicalizer) string(m *member) bool {
 	src, i := c.src, c.pos+1
-	start, run := i, i // run is where what is not yet copied begins
+	start, run := i, i-1 // run is where what is not yet copied begins: the quote
 	escaped := false
 	named := len(c.names)
-	c.out = append(c.out, '"')
 	for i < len(src) {
 		b := src[i]
 		if b >= ' ' && b < utf8.RuneSelf && b != '"' && b != '\\' {
@@ -200,7 +199,7 @@ func (c *canonicalizer) string(m *member) bool {
 				return false
 			}
 			if m != nil {
-				c.names = append(c.names, src[run:i]...)
+				c.names = append(c.names, src[max(run, start):i]...)
 				c.names = utf8.AppendRune(c.names, r)
 			}
 			c.out = appendEscaped(c.out, r)
