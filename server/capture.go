@@ -204,8 +204,9 @@ func (rec *recorder) sendHead() {
 	}
 }
 
-// sniff sets the Content-Type that net/http would guess from the body, so that
-// it is stored and a replay does not have to guess from another piece of it.
+// sniff sets the Content-Type that net/http is going to guess from the first
+// piece of a stream, since a replay, which is in one piece, could be guessed to
+// be something else.
 func (rec *recorder) sniff() {
 	if len(rec.body) == 0 {
 		return
@@ -228,9 +229,6 @@ func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil,
 func (rec *recorder) finish() {
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
-	}
-	if !rec.stream {
-		rec.sniff()
 	}
 }
 

@@ -98,9 +98,22 @@ func TestWire(t *testing.T) {
 				t.Errorf("Write for HEAD: %d, %v", n, err)
 			}
 		}},
+		{"HEAD without looking at it", "HEAD", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "5")
+			w.Header().Set("Content-Type", "text/plain")
+		}},
+		{"304 with the length of what it stands for", "", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "5")
+			w.WriteHeader(304)
+		}},
 		{"redirect", "", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/done", http.StatusSeeOther) }},
 		{"sniffed type", "", func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, "<!doc")
+			io.WriteString(w, "type html>")
+		}},
+		{"type sniffed from the first piece", "", func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "<!doc")
+			w.(http.Flusher).Flush()
 			io.WriteString(w, "type html>")
 		}},
 		{"type suppressed", "", func(w http.ResponseWriter, _ *http.Request) {
@@ -141,7 +154,7 @@ func TestWire(t *testing.T) {
 		}},
 		{"declared trailers", "", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Trailer", "Sum, x-other")
-			w.Header().Add("Trailer", "Unset")
+			w.Header().Add("Trailer", "Unset, Sum")
 			io.WriteString(w, "hello")
 			w.Header().Set("Sum", "1")
 			w.Header().Add("X-Other", "2")
@@ -173,6 +186,9 @@ func TestWire(t *testing.T) {
 				}
 				want := bare(request())
 				first, again := send(request()), send(request())
+				if mode == dedup.Transaction && strings.HasPrefix(tt.name, "type sniffed") {
+					want.Header.Set("Content-Type", "text/html; charset=utf-8") // there is only one piece
+				}
 				want.Length, first.Length, again.Length = 0, 0, 0 // how it is framed is up to the connection
 				for _, a := range []*answer{&want, &first, &again} {
 					a.Header.Del("Content-Length")
@@ -347,6 +363,9 @@ func TestStoredResponseLimit(t *testing.T) {
 		if kept := res.StatusCode == 200; kept != tt.kept {
 			t.Errorf("%+v: later answer %d", tt, res.StatusCode)
 		}
+		if len(res.Header.Get("Location")) > 1000 {
+			t.Error("a tombstone has headers over the limit")
+		}
 		h.want(t, 1)
 	}
 }
@@ -423,7 +442,7 @@ func TestPanic(t *testing.T) {
 func TestPanicInStream(t *testing.T) {
 	t.Parallel()
 	h := counted(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Type", "application/problem+json") // what the guard's answer will have
 		w.Header().Set("X-Stream", "1")
 		io.WriteString(w, "half")
 		w.(http.Flusher).Flush()
@@ -551,9 +570,9 @@ func TestInformational(t *testing.T) {
 		guard.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Link", "<a>")
 			w.WriteHeader(http.StatusContinue) // was sent before
+			w.Header().Set("X", "1")
 			w.WriteHeader(http.StatusEarlyHints)
 			w.Header().Del("Link")
-			w.Header().Set("X", "1")
 			w.WriteHeader(201)
 		})).ServeHTTP(w, r)
 	}))
@@ -619,6 +638,36 @@ func TestResponseController(t *testing.T) {
 		t.Errorf("answer %+v", a)
 	}
 	h.want(t, 1)
+}
+
+// A type that an outer handler set is not guessed anew.
+func TestStreamWithTypeFromOutside(t *testing.T) {
+	t.Parallel()
+	guarded := server.New(memstore.New(), single).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "{}")
+		w.(http.Flusher).Flush()
+	}))
+	send := wire(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		guarded.ServeHTTP(w, r)
+	}))
+	for range 2 {
+		if a := send(post("k", "x")); a.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("headers %v", a.Header)
+		}
+	}
+}
+
+func TestInvalidContentLengthIsNotStored(t *testing.T) {
+	t.Parallel()
+	g := server.New(memstore.New(), single).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "many")
+	}))
+	for range 2 {
+		if res := do(g, post("k", "x")); res.Header.Get("Content-Length") != "" {
+			t.Errorf("headers %v", res.Header)
+		}
+	}
 }
 
 func TestSuperfluousWriteHeader(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -129,11 +130,22 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	manyKeys := post("k", "x")
 	manyKeys.Header.Add("Idempotency-Key", "l")
+	drained := post("k", "x")
+	drained.Body = http.NoBody
 	parsed := post("k", "a=1")
 	parsed.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	if err := parsed.ParseForm(); err != nil {
 		t.Fatal(err)
 	}
+	parsed.ContentLength = -1 // came in chunks
+	multi := post("k", "--b\r\nContent-Disposition: form-data; name=f; filename=g\r\n\r\nx\r\n--b--\r\n")
+	multi.Header.Set("Content-Type", "multipart/form-data; boundary=b")
+	if err := multi.ParseMultipartForm(1000); err != nil {
+		t.Fatal(err)
+	}
+	multi.ContentLength = -1
+	slow := post("k", "")
+	slow.Body, slow.ContentLength = io.NopCloser(failing{fmt.Errorf("read: %w", os.ErrDeadlineExceeded)}), 1
 	large := post("k", strings.Repeat("x", 11))
 	chunked := post("k", strings.Repeat("x", 11))
 	chunked.ContentLength = -1
@@ -154,7 +166,10 @@ func TestRefused(t *testing.T) {
 		{"large body", func(o *server.Options) { o.MaxRequestBody = 10 }, large, 413, server.TypeBodyTooLarge},
 		{"large body of unknown length", func(o *server.Options) { o.MaxRequestBody = 10 }, chunked, 413, server.TypeBodyTooLarge},
 		{"broken body", nil, broken, 400, server.TypeBodyUnreadable},
-		{"body read before", nil, parsed, 500, server.TypeMisconfigured},
+		{"slow body", nil, slow, 408, server.TypeBodyUnreadable},
+		{"body read before", nil, drained, 500, server.TypeMisconfigured},
+		{"form read before", nil, parsed, 500, server.TypeMisconfigured},
+		{"files read before", nil, multi, 500, server.TypeMisconfigured},
 		{"no tenant", func(o *server.Options) { o.Scope = func(*http.Request) (string, error) { return "", nil } },
 			post("k", "x"), 500, server.TypeScopeUnknown},
 		{"tenant fails", func(o *server.Options) {
@@ -464,6 +479,18 @@ func TestWith(t *testing.T) {
 	do(guard.Handler(h), post("k", "x"))
 	if res := do(required.Handler(h), post("k", "x")); !replayed(res) {
 		t.Errorf("answer %d %v", res.StatusCode, res.Header)
+	}
+}
+
+// What the caller does with the options afterwards is of no consequence.
+func TestOptionsAreCopied(t *testing.T) {
+	t.Parallel()
+	methods := []string{"POST"}
+	g := server.New(memstore.New(), with(func(o *server.Options) { o.Methods = methods })).Handler(counted(created))
+	methods[0] = "PUT"
+	do(g, post("k", "x"))
+	if res := do(g, post("k", "x")); !replayed(res) {
+		t.Error("the request is not guarded any more")
 	}
 }
 

@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"net/http"
-	"strconv"
 )
 
 // Names of the headers that the guard sends.
@@ -87,9 +86,7 @@ func WriteProblem(w http.ResponseWriter, _ *http.Request, p *Problem) {
 		http.Error(w, p.Title, p.Status)
 		return
 	}
-	h := w.Header()
-	h.Set("Content-Type", "application/problem+json")
-	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(p.Status)
 	_, _ = w.Write(body)
 }

@@ -118,6 +118,7 @@ func TestHeaderChanges(t *testing.T) {
 	now.Add("Link", "<b>, <c>")
 	now["Date"] = nil
 	now["Nil"] = []string{"x"}
+	now[""] = []string{"x"}
 	now[http.TrailerPrefix+"T"] = []string{"late"}
 
 	got := server.Diff(entry, now)
