@@ -46,9 +46,7 @@ func (b *requestBody) buffer(limit int64) error {
 		b.first = &prefixedBody{io.MultiReader(bytes.NewReader(data), original), original}
 		return nil
 	}
-	if err := original.Close(); err != nil {
-		return err
-	}
+	_ = original.Close() // it was read to its end
 	b.getBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }
 	b.first, _ = b.getBody()
 	return nil

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-retryablehttp"
@@ -28,6 +30,7 @@ type operationRun struct {
 
 	attempts  int // attempts that were sent
 	counted   int // of these, the ones that count against MaxAttempts
+	begun     bool // the base was given the last attempt
 	ambiguous bool
 	pauses    backOff
 	wait      time.Duration // before the next attempt
@@ -39,8 +42,15 @@ type operationRun struct {
 	err      error    // of the last attempt
 	refused  error    // why there was no further attempt, where that matters
 	cancel   context.CancelCauseFunc
-	timer    *time.Timer
+	timer    *time.Timer // of the attempt's timeout, nil once it is over
 	probing  bool
+
+	// The base may repeat a request by itself, as net/http does on a stale
+	// connection. Then an error from dialling says nothing about the send
+	// before, so what is seen of it is kept: that it asked for the body once
+	// more, or, without one, that it had a connection. Atomic since a base may
+	// go on in the background.
+	touched atomic.Bool
 }
 
 func (o *operationRun) run() (*http.Response, error) {
@@ -86,6 +96,12 @@ func (o *operationRun) nextBody() (io.Reader, error) {
 		o.err = fmt.Errorf("the request's body for the next attempt: %w", err)
 	}
 	return body, err
+}
+
+// bodyForBase is the GetBody that the base sees.
+func (o *operationRun) bodyForBase() (io.ReadCloser, error) {
+	o.touched.Store(true)
+	return o.body.getBody()
 }
 
 // fail returns the operation's error.
@@ -138,6 +154,9 @@ func (o *operationRun) checkRetry(_ context.Context, resp *http.Response, err er
 	}
 	v := o.t.Provider.judgeResponse(resp, o.key != "")
 	if v != final && o.plan(v, resp.Header, nil) {
+		if c := resp.StatusCode; c != http.StatusTooManyRequests && c != http.StatusTooEarly {
+			o.ambiguous = true // the server, or one before it, has seen the request
+		}
 		o.observe(resp.StatusCode, nil, true)
 		drain(resp.Body)
 		resp.Body = http.NoBody
@@ -149,13 +168,15 @@ func (o *operationRun) checkRetry(_ context.Context, resp *http.Response, err er
 		resp.Body = http.NoBody
 		return o.afterError(berr)
 	}
-	if _, kept := resp.Body.(*bufferedBody); !kept && o.timedOut() {
+	if _, kept := resp.Body.(*bufferedBody); o.stopTimer() && !kept {
 		// Its time was up just now, and reading the body would fail by it.
 		_ = resp.Body.Close()
-		o.err = ErrAttemptTimeout
+		resp.Body = http.NoBody
+		if o.err = ended(o.ctx); o.err == nil {
+			o.err = ErrAttemptTimeout
+		}
 		return o.afterError(o.err)
 	}
-	o.stopTimer()
 	o.observe(resp.StatusCode, nil, false)
 	if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
 		o.policy.Budget.succeeded(o.retried)
@@ -168,13 +189,16 @@ func (o *operationRun) afterError(err error) (bool, error) {
 		o.err = err
 	}
 	v, notSent := judgeError(o.req, o.err)
+	notSent = !o.begun || notSent && !o.touched.Load()
 	o.ambiguous = o.ambiguous || !notSent
 	o.endAttempt(nil)
 	again := false
 	if v == retry && o.ctx.Err() == nil {
 		again = o.plan(retry, nil, &notSent)
 	}
-	o.observe(0, o.err, again)
+	if o.begun {
+		o.observe(0, o.err, again)
+	}
 	if !again {
 		return false, o.err
 	}
@@ -239,7 +263,7 @@ func (o *operationRun) bufferResponse(resp *http.Response) error {
 		return nil
 	}
 	err := buffer(resp, limit)
-	if err != nil && o.cancel != nil && o.timedOut() {
+	if err != nil && o.timedOut() {
 		err = ErrAttemptTimeout
 	}
 	if err != nil {
@@ -273,11 +297,27 @@ type attempt operationRun
 // RoundTrip implements [http.RoundTripper].
 func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
 	o := (*operationRun)(a)
+	o.err, o.location, o.begun = nil, nil, false
+	if err := o.ctx.Err(); err != nil { // while it waited, just as the wait was over
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, err
+	}
 	o.attempts++
 	o.counted++
-	o.err, o.location, o.began = nil, nil, time.Now()
+	o.begun = true
+	o.touched.Store(false)
+	if o.t.OnAttempt != nil {
+		o.began = time.Now()
+	}
+	if o.body.none && o.key != "" {
+		req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+			GotConn: func(httptrace.GotConnInfo) { o.touched.Store(true) },
+		}))
+	}
 	if d := o.policy.AttemptTimeout; d > 0 {
-		ctx, cancel := context.WithCancelCause(o.ctx)
+		ctx, cancel := context.WithCancelCause(req.Context())
 		o.cancel = cancel
 		o.timer = time.AfterFunc(d, func() { cancel(ErrAttemptTimeout) })
 		req = req.WithContext(ctx)
@@ -287,7 +327,7 @@ func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
 		if resp != nil && resp.Body != nil { // not allowed, but seen
 			_ = resp.Body.Close()
 		}
-		if o.cancel != nil && o.timedOut() {
+		if o.timedOut() {
 			err = ErrAttemptTimeout
 		}
 		o.err = err
@@ -308,9 +348,10 @@ func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// timedOut reports whether it was AttemptTimeout that ended the attempt.
+// timedOut reports whether it was AttemptTimeout that ended the attempt. It ends
+// the attempt's time.
 func (o *operationRun) timedOut() bool {
-	return o.ctx.Err() == nil && o.timer != nil && !o.timer.Stop()
+	return o.stopTimer() && o.ctx.Err() == nil
 }
 
 // endAttempt frees what an attempt holds that nobody will read from.
@@ -322,10 +363,11 @@ func (o *operationRun) endAttempt(cause error) {
 	}
 }
 
-func (o *operationRun) stopTimer() {
-	if o.timer != nil {
-		o.timer.Stop()
-	}
+// stopTimer ends the attempt's time and reports whether it was over already.
+func (o *operationRun) stopTimer() bool {
+	t := o.timer
+	o.timer = nil
+	return t != nil && !t.Stop()
 }
 
 // cancelPipe is cancelBody for a connection that was upgraded.

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -58,20 +59,20 @@ func PayPal() Provider {
 	return Provider{Header: "PayPal-Request-Id", MaxKeyLength: 108}
 }
 
-// Adyen takes up to 64 characters, and says by Transient-Error whether the
-// same request with the same key may succeed.
+// Adyen takes keys of up to 64 characters on POST, and says by Transient-Error
+// whether the same request with the same key may succeed.
 // https://docs.adyen.com/development-resources/api-idempotency/
 func Adyen() Provider {
-	return Provider{MaxKeyLength: 64, RetryHeader: "Transient-Error"}
+	return Provider{Methods: []string{http.MethodPost}, MaxKeyLength: 64, RetryHeader: "Transient-Error"}
 }
 
 // CheckoutCom is Checkout.com, with a header of its own.
 // https://www.checkout.com/docs/developer-resources/api/idempotency
 func CheckoutCom() Provider { return Provider{Header: "Cko-Idempotency-Key"} }
 
-// MercadoPago has a header of its own, of up to 64 characters, and answers 423
-// while a request with the key is in progress.
-// https://www.mercadopago.com/developers/en/reference
+// MercadoPago has a header of its own, for keys of up to 64 characters, and
+// answers 423 while a request with the key is in progress.
+// https://www.mercadopago.com.mx/developers/en/docs/wallet-connect/payment-flow/idempotency
 func MercadoPago() Provider {
 	return Provider{Header: "X-Idempotency-Key", MaxKeyLength: 64, InProgress: []int{http.StatusLocked}}
 }
@@ -80,10 +81,12 @@ func MercadoPago() Provider {
 // https://docs.moderntreasury.com/platform/reference/idempotent-requests
 func ModernTreasury() Provider { return Provider{} }
 
-// Increase answers a key that was used for another request with 409, which is
-// final. https://increase.com/documentation/idempotency-keys
+// Increase takes keys of up to 200 characters on POST, marks a repeated answer
+// by Idempotent-Replayed, and answers a key that was used for another request
+// with 409, which is final.
+// https://increase.com/documentation/idempotency-keys
 func Increase() Provider {
-	return Provider{Methods: []string{http.MethodPost}, FinalConflict: true}
+	return Provider{Methods: []string{http.MethodPost}, MaxKeyLength: 200, FinalConflict: true}
 }
 
 // GoCardless takes keys of up to 128 characters on POST. Its 409 names the
@@ -117,6 +120,18 @@ func (p *Provider) maxKeyLength() int {
 	return p.MaxKeyLength
 }
 
+func (p *Provider) validate() error {
+	switch h := p.header(); {
+	case h == "Host" || h == "Content-Length" || h == "Transfer-Encoding" || h == "Trailer" || h == "Connection":
+		return fmt.Errorf("%w: Provider.Header %q has a meaning of its own", ErrConfig, p.Header)
+	case !isToken(h):
+		return fmt.Errorf("%w: Provider.Header %q is not the name of a header", ErrConfig, p.Header)
+	case p.MaxKeyLength < 0:
+		return fmt.Errorf("%w: Provider.MaxKeyLength is negative", ErrConfig)
+	}
+	return nil
+}
+
 // keyed reports whether requests of the method get a key.
 func (p *Provider) keyed(method string) bool {
 	if p.Methods == nil {
@@ -134,9 +149,10 @@ func (p *Provider) format(key string) string {
 }
 
 // parse returns the key in the header's value, as format made it or as the
-// caller wrote it.
+// caller wrote it. Where keys are sent bare, quotation marks are part of them:
+// sent with WithKey, the key must become the same value again.
 func (p *Provider) parse(value string) string {
-	if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
+	if n := len(value); p.Quoted && n >= 2 && value[0] == '"' && value[n-1] == '"' {
 		return strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(value[1 : n-1])
 	}
 	return value

@@ -59,33 +59,23 @@ func streams(resp *http.Response) bool {
 // the caller.
 func buffer(resp *http.Response, limit int64) error {
 	body := resp.Body
-	var data []byte
-	var err error
-	if n := resp.ContentLength; n > 0 && n <= limit {
-		data = make([]byte, n)
-		var read int
-		read, err = io.ReadFull(body, data)
-		data = data[:read]
-		if err == nil {
-			// Reads to the end, so that trailers come and the connection is
-			// free.
-			_, err = body.Read(make([]byte, 1))
-			if err == io.EOF {
-				err = nil
-			}
-		}
-	} else {
-		data, err = io.ReadAll(io.LimitReader(body, limit+1))
-		if err == nil && int64(len(data)) > limit {
-			resp.Body = &prefixedBody{io.MultiReader(bytes.NewReader(data), body), body}
-			return nil
-		}
+	// To the end, and not just to ContentLength: trailers come with it, and
+	// the connection is free only then.
+	size := int64(bytes.MinRead)
+	if n := resp.ContentLength; n > 0 {
+		size += min(n, limit)
+	}
+	kept := bytes.NewBuffer(make([]byte, 0, size))
+	_, err := kept.ReadFrom(&io.LimitedReader{R: body, N: limit + 1})
+	if err == nil && int64(kept.Len()) > limit {
+		resp.Body = &prefixedBody{io.MultiReader(kept, body), body}
+		return nil
 	}
 	_ = body.Close()
 	if err != nil {
 		return err
 	}
-	resp.Body = &bufferedBody{*bytes.NewReader(data)}
+	resp.Body = &bufferedBody{*bytes.NewReader(kept.Bytes())}
 	return nil
 }
 

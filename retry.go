@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -179,8 +180,14 @@ func judgeError(req *http.Request, err error) (v verdict, notSent bool) {
 		errors.As(err, &invalid) || errors.As(err, &roots) {
 		return final, true
 	}
-	if !sendable(req) {
+	if errors.Is(err, http.ErrSchemeMismatch) || !sendable(req) {
 		return final, true
+	}
+	if req.URL == nil || req.URL.Scheme != "http" && req.URL.Scheme != "https" || req.URL.Host == "" {
+		// net/http refuses it, but a base of another kind may have sent it. What
+		// has the shape of an I/O error shows that.
+		var netErr net.Error
+		return final, !errors.As(err, &netErr) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF)
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && (op.Op == "dial" || op.Op == "proxyconnect" || op.Op == "socks connect") {
@@ -210,12 +217,10 @@ func (e streamError) Error() string { return "stream error " + strconv.Itoa(int(
 // refusedStream is REFUSED_STREAM: nothing was processed (RFC 9113, section 8.7).
 const refusedStream = 7
 
-// sendable reports whether net/http would send req at all. What it refuses
-// comes back as an error like any other, and is no different the next time.
+// sendable reports whether method and header can be sent at all. What net/http
+// refuses comes back as an error like any other, and is no different the next
+// time.
 func sendable(req *http.Request) bool {
-	if req.URL == nil || req.URL.Scheme != "http" && req.URL.Scheme != "https" || req.URL.Host == "" {
-		return false
-	}
 	if req.Method != "" && !isToken(req.Method) {
 		return false
 	}

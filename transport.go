@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"strings"
 	"time"
 )
 
@@ -28,7 +27,8 @@ const (
 // The key of an operation is the first of: the header that the caller set; the
 // key of the request that a 307 or 308 redirected; that of [WithKey] or
 // [WithStep], whichever is inner; what Key makes. Two sends of one
-// [http.Request] are two operations.
+// [http.Request] are two operations. The caller's header counts for every
+// method, the other sources for those of the Provider.
 //
 // A request gets a response or an error, never both. Where retries are
 // exhausted, the response is the last one, its body intact; the error is an
@@ -112,11 +112,8 @@ func (t *Transport) newOperation(req *http.Request) (*operationRun, error) {
 	if err == nil {
 		err = policy.Budget.validate()
 	}
-	if err == nil && !isToken(t.Provider.header()) {
-		err = fmt.Errorf("%w: Provider.Header %q is not the name of a header", ErrConfig, t.Provider.Header)
-	}
-	if err == nil && t.Provider.MaxKeyLength < 0 {
-		err = fmt.Errorf("%w: Provider.MaxKeyLength is negative", ErrConfig)
+	if err == nil {
+		err = t.Provider.validate()
 	}
 	if err != nil {
 		return nil, err
@@ -147,7 +144,7 @@ func sizeOr(n, def int64) int64 {
 // keyFor returns the operation's key, "" for a request that gets none.
 func (t *Transport) keyFor(req *http.Request) (string, error) {
 	p := &t.Provider
-	if !p.keyed(methodOf(req)) {
+	if redirectedToOther(req) || !p.keyed(methodOf(req)) && req.Header[p.header()] == nil {
 		return "", nil
 	}
 	key, chosen, err := t.chosenKey(req)
@@ -200,9 +197,8 @@ func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
 	out.RequestURI = "" // set where a server's request is passed on
 	header := p.header()
 	switch {
-	case o.key == "" && req.Response != nil && req.Response.Request != nil && p.keyed(methodOf(req.Response.Request)):
-		// Redirected to GET: that is another request, and not the operation.
-		out.Header.Del(header)
+	case redirectedToOther(req):
+		delete(out.Header, header) // net/http has copied it, where the caller set it
 	case o.key != "" && out.Header[header] == nil:
 		out.Header[header] = []string{p.format(o.key)}
 	}
@@ -211,10 +207,17 @@ func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
 		out.Header[netHTTPHeader] = []string{}
 	}
 	out.GetBody = nil
-	if !o.body.none {
-		out.GetBody = o.body.getBody
+	if o.body.getBody != nil && !o.body.none {
+		out.GetBody = o.bodyForBase
 	}
 	return out
+}
+
+// redirectedToOther reports whether req follows a redirect that changed the
+// method, such as 303 from POST to GET: that is another request, and not part
+// of the operation.
+func redirectedToOther(req *http.Request) bool {
+	return req.Response != nil && req.Response.Request != nil && methodOf(req.Response.Request) != methodOf(req)
 }
 
 func methodOf(req *http.Request) string {
@@ -240,7 +243,7 @@ func ended(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, err) && !strings.Contains(cause.Error(), err.Error()) {
+	if cause := context.Cause(ctx); !errors.Is(cause, err) {
 		return fmt.Errorf("%w: %w", err, cause)
 	}
 	return err
