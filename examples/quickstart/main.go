@@ -115,7 +115,7 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 	for _, c := range runs {
 		if err := c.run(ctx, cfg, bank, store, out); err != nil {
 			if ctx.Err() != nil && cfg.file != "" {
-				return fmt.Errorf("interrupted; run it again with -db %s to go on", cfg.file)
+				return fmt.Errorf("interrupted; run it again with -db %s to go on: %w", cfg.file, ctx.Err())
 			}
 			return err
 		}
