@@ -1,8 +1,8 @@
 package pgxstore
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,19 +11,31 @@ import (
 	"github.com/effectonce/idempotency/dedup"
 )
 
-// errAgain: only a new transaction will see what the row has become.
-var errAgain = errors.New("pgxstore: the row was changing")
-
 // Begin implements [dedup.TxStore]. The end of ctx cuts off Begin, and not the
 // transaction that it returned.
 func (s *Store) Begin(ctx context.Context, c dedup.Claim) (dedup.Tx, dedup.Result, error) {
 	if err := checkClaim(&c); err != nil {
 		return nil, dedup.Result{}, err
 	}
+	if s.guess.there() {
+		// A replay needs no transaction.
+		var r row
+		n, err := scanRow(s.pool.QueryRow(ctx, s.sql.get, c.Key.Scope, c.Key.ID), &r)
+		if err != nil {
+			return nil, dedup.Result{}, wrap("begin", err)
+		}
+		s.guess.was(n > 0)
+		if n > 0 {
+			if state, step := r.judge(c); step == stepNone && state != dedup.Won && state != dedup.Abandoned {
+				return nil, result(state, &r), nil
+			}
+		}
+	}
 	for range maxTries {
 		t, res, err := s.begin(ctx, c)
 		switch {
-		case errors.Is(err, errAgain), codeOf(err) == codeSerialization && ctx.Err() == nil:
+		case codeOf(err) == codeSerialization && ctx.Err() == nil:
+			// Only a new transaction will see what the row has become.
 		case err != nil:
 			return nil, dedup.Result{}, wrap("begin", err)
 		case t == nil: // and not a nil *tx in an interface
@@ -32,93 +44,48 @@ func (s *Store) Begin(ctx context.Context, c dedup.Claim) (dedup.Tx, dedup.Resul
 			return t, res, nil
 		}
 	}
-	return nil, dedup.Result{}, errContended()
+	return nil, dedup.Result{}, wrap("begin", errContended())
 }
 
 // begin returns a nil tx if the claim got nothing to hold.
-func (s *Store) begin(ctx context.Context, c dedup.Claim) (_ *tx, _ dedup.Result, err error) {
+func (s *Store) begin(ctx context.Context, c dedup.Claim) (*tx, dedup.Result, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, dedup.Result{}, err
 	}
 	t := &tx{s: s, conn: conn, claim: c}
-	keep := false
-	defer func() {
-		if !keep {
-			t.drop(ctx)
-		}
-	}()
-
-	args := s.claimArgs(c)
-	var r row
-	var n int
-	b := &pgx.Batch{}
-	b.BeginTx(s.txOpts)
-	b.Queue(s.sql.claimTx, args...).QueryRow(func(res pgx.Row) (err error) {
-		n, err = scanRow(res, &r)
-		return err
-	})
-	br := conn.SendBatch(ctx, b)
-	if err := br.Close(); err != nil {
-		return nil, dedup.Result{}, err
-	}
-	t.work = newWork(br.Tx())
-
-	res, held, err := s.settle(ctx, br.Tx(), c, args, n, &r)
-	keep = held && err == nil
-	if !keep {
+	res, held, err := t.begin(ctx)
+	if !held || err != nil {
+		t.drop(ctx)
 		return nil, res, err
 	}
 	return t, res, nil
 }
 
-// settle goes on from a claim's answer in its transaction, which is n rows. It
-// reports whether the transaction holds the claim.
-func (s *Store) settle(ctx context.Context, ptx pgx.Tx, c dedup.Claim, args []any, n int, r *row) (dedup.Result, bool, error) {
-	for range maxTries {
-		if n == 0 {
-			// Somebody inserted the row meanwhile and has committed. Under
-			// repeatable read it would be an error instead.
-			var err error
-			*r = row{}
-			if n, err = scanRow(ptx.QueryRow(ctx, s.sql.claimTx, args...), r); err != nil {
-				return dedup.Result{}, false, err
-			}
-			continue
-		}
-		state, step := r.judge(c)
-		if r.kind == kindThere && step == stepNone && (state == dedup.Won || state == dedup.Abandoned) {
-			step = stepTakeOver // ours, but not held by this transaction yet
-		}
-		if step == stepNone {
-			return result(state, r), state == dedup.Won, nil
-		}
-		sql := s.sql.takeOverTx
-		if step == stepReclaim {
-			sql = s.sql.reclaimTx
-		}
-		var free, changed bool
-		err := ptx.QueryRow(ctx, sql, append(args, r.token)...).Scan(&free, &changed)
-		switch {
-		case err != nil:
-			return dedup.Result{}, false, err
-		case !free:
-			return dedup.Result{State: dedup.InProgress}, false, nil
-		case changed:
-			return taken(c, step, r), true, nil
-		}
-		n = 0 // look again
+// begin sends BEGIN together with the claim, and looks closer where that is not
+// enough. It reports whether the transaction holds the claim.
+func (t *tx) begin(ctx context.Context) (dedup.Result, bool, error) {
+	s, c, args := t.s, t.claim, t.s.claimArgs(t.claim)
+	insert := call{sql: s.sql.insertTx, args: args, token: new([]byte)}
+	b := &pgx.Batch{}
+	b.BeginTx(s.txOpts)
+	insert.queue(b)
+	br := t.conn.SendBatch(ctx, b)
+	if err := br.Close(); err != nil {
+		return dedup.Result{}, false, err
 	}
-	return dedup.Result{}, false, errAgain
-}
-
-// scanRow returns how many rows there were, 0 or 1.
-func scanRow(res pgx.Row, r *row) (int, error) {
-	err := res.Scan(r.fields()...)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, nil
+	t.work = &work{ptx: br.Tx()}
+	if bytes.Equal(*insert.token, c.Token[:]) {
+		s.guess.was(false)
+		return fresh(c), true, nil
 	}
-	return 1, err
+	var r row
+	n, err := scanRow(br.Tx().QueryRow(ctx, s.sql.get, c.Key.Scope, c.Key.ID), &r)
+	if err != nil {
+		return dedup.Result{}, false, err
+	}
+	s.guess.was(n > 0)
+	return s.settle(ctx, br.Tx(), &s.sql.tx, c, args, n, &r)
 }
 
 // rollbackTimeout bounds a ROLLBACK, which is sent although ctx may have ended:

@@ -22,13 +22,13 @@ const batchTimeout = 10 * time.Second
 
 // call is one statement about one key.
 type call struct {
-	key  dedup.Key
-	size int // bytes that it sends, about
-	sql  string
-	args []any
-	row  *row // where the row goes that the statement returns; nil if it returns none
+	key   dedup.Key
+	size  int // bytes that it sends, about
+	sql   string
+	args  []any
+	token *[]byte // where the token goes that the statement may return; nil if it returns none
 
-	n int64 // rows returned or affected
+	n int64 // rows affected, where none are returned
 
 	// Of a call that waits for a lane:
 	turn  chan turn // told once
@@ -46,7 +46,7 @@ const (
 
 // send makes the call, as a commit of its own.
 func (c *call) send(ctx context.Context, pool *pgxpool.Pool) error {
-	if c.row == nil {
+	if c.token == nil {
 		tag, err := pool.Exec(ctx, c.sql, c.args...)
 		c.n = tag.RowsAffected()
 		return err
@@ -55,17 +55,16 @@ func (c *call) send(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 func (c *call) scan(r pgx.Row) error {
-	c.n = 1
-	err := r.Scan(c.row.fields()...)
+	err := r.Scan(c.token)
 	if errors.Is(err, pgx.ErrNoRows) {
-		c.n, err = 0, nil
+		*c.token, err = nil, nil
 	}
 	return err
 }
 
 func (c *call) queue(b *pgx.Batch) {
 	q := b.Queue(c.sql, c.args...)
-	if c.row != nil {
+	if c.token != nil {
 		q.QueryRow(c.scan)
 		return
 	}

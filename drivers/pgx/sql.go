@@ -4,13 +4,10 @@ import "strings"
 
 // statements are a store's SQL. The key is always $1 and $2.
 type statements struct {
-	claim   string // token, fingerprint, lease, ttl, lock: claims an absent key
-	claimTx string // the same, in a transaction that keeps the key to itself
-
-	reclaim    string // token, fingerprint, lease, ttl, lock, old token: takes an expired row
-	reclaimTx  string
-	takeOver   string // the same: takes an abandoned row, or renews one that is ours
-	takeOverTx string
+	insert   string // claimArgs: claims an absent key, and returns its token
+	insertTx string // the same, in a transaction that keeps the key to itself
+	lease    claiming
+	tx       claiming
 
 	get        string
 	renew      string // token, lease
@@ -22,6 +19,15 @@ type statements struct {
 	purge      string // limit
 
 	await string // lock: waits until no transaction holds the key
+}
+
+// claiming is how a row is claimed that may be there, in a transaction or
+// outside.
+type claiming struct {
+	inTx     bool
+	claim    string // claimArgs: the row that is there, or was inserted
+	reclaim  string // claimArgs, old token: takes an expired row
+	takeOver string // the same: takes an abandoned row, or renews one that is ours
 }
 
 // Conditions that several statements share. Times are clock_timestamp()'s,
@@ -42,15 +48,22 @@ const (
 	kindTaken = 2 // no row to see, but a transaction holds the key
 )
 
-// Claiming is one statement, which writes nothing where there is a row: the
-// INSERT's own ON CONFLICT catches only what was inserted since the statement
-// began, and then no row at all comes back. Never DO UPDATE, which would lock
-// and write the row of every duplicate.
-//
-// The lock is asked for only where the INSERT might have to wait for another
-// transaction's row. A transaction takes it alone, for as long as it lasts; a
-// claim that is its own commit shares it with its like, since these don't make
-// each other wait for long.
+// Where there is a row, an INSERT with ON CONFLICT DO NOTHING writes nothing,
+// takes no transaction id, and waits for nobody. (DO UPDATE would lock and write
+// the row of every duplicate.) It does wait for another transaction's row that
+// is not committed yet, so that is asked first, by a lock: a transaction takes
+// it alone, for as long as it lasts; a claim that is its own commit shares it
+// with its like, since these don't make each other wait for long.
+const insertSQL = `
+INSERT INTO {table} (scope, id_key, token, fingerprint, status, attempt, lease_until, created_at, expires_at)
+SELECT $1::text, $2::text, $3::bytea, $4::bytea, 1, 1,
+	clock_timestamp() + $5::interval, clock_timestamp(), clock_timestamp() + $6::interval
+WHERE {lock}($7::bigint)
+ON CONFLICT (scope, id_key) DO NOTHING
+RETURNING token`
+
+// The same and a look at the row, in one statement. No row comes back if one was
+// inserted since the statement began.
 const claimSQL = `
 WITH old AS MATERIALIZED (
 	SELECT {columns} FROM {table} WHERE scope = $1 AND id_key = $2
@@ -125,12 +138,10 @@ func newStatements(table string) statements {
 
 	const mine = ` WHERE scope = $1 AND id_key = $2 AND token = $3::bytea AND status = 1 AND ` + present
 	return statements{
-		claim:      shared(claimSQL),
-		claimTx:    alone(claimSQL),
-		reclaim:    shared(reclaimSQL),
-		reclaimTx:  alone(reclaimSQL),
-		takeOver:   shared(takeOverSQL),
-		takeOverTx: alone(takeOverSQL),
+		insert:   shared(insertSQL),
+		insertTx: alone(insertSQL),
+		lease:    claiming{false, shared(claimSQL), shared(reclaimSQL), shared(takeOverSQL)},
+		tx:       claiming{true, alone(claimSQL), alone(reclaimSQL), alone(takeOverSQL)},
 
 		get:        plain(`SELECT 0, {columns}, clock_timestamp() FROM {table} WHERE scope = $1 AND id_key = $2`),
 		renew:      plain(`UPDATE {table} SET lease_until = clock_timestamp() + $4::interval` + mine),

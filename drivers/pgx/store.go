@@ -55,6 +55,7 @@ type Store struct {
 	table  table
 	sql    statements
 	lanes  lanes
+	guess  guess
 	txOpts pgx.TxOptions
 }
 

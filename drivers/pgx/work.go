@@ -19,8 +19,6 @@ type work struct {
 	savepoints int
 }
 
-func newWork(ptx pgx.Tx) *work { return &work{ptx: ptx} }
-
 func (w *work) note(err error) error {
 	if code := codeOf(err); code != "" && code != codeAborted {
 		w.failure = err
