@@ -27,6 +27,9 @@ type queries struct {
 	resolve  *statement // key, token, code, header, body, ttl
 	free     *statement // key
 	purge    *statement // limit
+
+	lockRow   *statement // key; MySQL only
+	purgeRows string     // keys follow; MySQL only
 }
 
 // syntax is what the common statements need to know of a dialect.
@@ -127,7 +130,7 @@ func (st *statement) args(args []any) []any {
 }
 
 func (q *queries) all() []*statement {
-	return []*statement{q.insert, q.insertTx, q.get, q.reclaim, q.takeover, q.renew, q.complete, q.release, q.resolve, q.free, q.purge}
+	return []*statement{q.insert, q.insertTx, q.get, q.reclaim, q.takeover, q.renew, q.complete, q.release, q.resolve, q.free, q.purge, q.lockRow}
 }
 
 // preparer prepares all statements once.

@@ -81,6 +81,12 @@ func New(db *sql.DB, d Dialect, opts Options) (*Store, error) {
 		if s.classify == nil {
 			s.classify = classifyPostgres
 		}
+	case MySQL:
+		if s.classify == nil {
+			return nil, errors.New("sqlstore: MySQL needs Options.Classify, for which see drivers/mysql")
+		}
+		s.dialect = &mysql{}
+		s.preparer.wanted = true
 	case SQLite:
 		timeout := opts.BusyTimeout
 		if timeout == 0 {

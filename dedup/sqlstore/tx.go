@@ -135,7 +135,8 @@ func (t *tx) end(clean bool) {
 // Commit implements [dedup.Tx].
 func (t *tx) Commit(ctx context.Context, done dedup.Completion) error {
 	if err := t.complete(ctx, done); err != nil {
-		t.end(t.tx.Rollback() == nil)
+		rerr := t.tx.Rollback()
+		t.end(rerr == nil || errors.Is(rerr, sql.ErrTxDone))
 		return fmt.Errorf("sqlstore: commit: %w", err)
 	}
 	stop := context.AfterFunc(ctx, t.kill)
@@ -203,10 +204,11 @@ func (t *tx) find(ctx context.Context, err error) error {
 // Rollback implements [dedup.Tx].
 func (t *tx) Rollback(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, t.kill)
-	defer stop()
 	err := t.tx.Rollback()
-	t.end(err == nil)
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+	inTime := stop() // or the transaction may have been ended by us
+	ended := errors.Is(err, sql.ErrTxDone) && inTime
+	t.end(err == nil || ended)
+	if ended {
 		return fmt.Errorf("sqlstore: rollback: %w: %w", dedup.ErrTxEnded, err)
 	}
 	return nil // else the connection is lost, and the transaction with it
