@@ -10,4 +10,8 @@ require (
 	github.com/hashicorp/go-retryablehttp v0.7.8
 )
 
-require github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
+require (
+	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
+	github.com/jarcoal/httpmock v1.4.2 // indirect
+	go.uber.org/goleak v1.3.0 // indirect
+)

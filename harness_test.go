@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/effectonce/idempotency"
 )
@@ -143,3 +146,7 @@ func readAll(t *testing.T, resp *http.Response) string {
 	}
 	return string(b)
 }
+
+func dialError() error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused")} }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
