@@ -30,9 +30,6 @@ func Fingerprint(r *http.Request, body []byte) []byte {
 	return f[:]
 }
 
-// Scope returns the scope of an operation that was given.
-func Scope(tenant, operation string) string { return scope(tenant, operation, nil) }
-
 // OperationOf returns the operation that is made of r.
 func OperationOf(r *http.Request) string { return string(appendOperation(nil, r)) }
 

@@ -300,7 +300,7 @@ func TestTTL(t *testing.T) {
 func abandon(t *testing.T, store dedup.Store) {
 	t.Helper()
 	c := dedup.Claim{
-		Key:         dedup.Key{Scope: server.Scope("single-tenant", "POST /charges"), ID: "k"},
+		Key:         server.StoreKey(server.SingleTenantName, "POST /charges", "k"),
 		Fingerprint: server.Fingerprint(post("k", "x"), []byte("x")),
 		Token:       dedup.NewToken(), Lease: time.Minute, TTL: time.Hour,
 	}
@@ -387,7 +387,7 @@ func TestAbandoned(t *testing.T) {
 // An operator resolves an operation whose outcome was unknown.
 func TestResolved(t *testing.T) {
 	t.Parallel()
-	key := dedup.Key{Scope: server.Scope("single-tenant", "POST /charges"), ID: "k"}
+	key := server.StoreKey(server.SingleTenantName, "POST /charges", "k")
 	for _, tt := range []struct {
 		name     string
 		response *dedup.Response
@@ -436,7 +436,7 @@ func TestUnreadableRecord(t *testing.T) {
 		h := counted(created)
 		store := memstore.New()
 		abandon(t, store)
-		key := dedup.Key{Scope: server.Scope("single-tenant", "POST /charges"), ID: "k"}
+		key := server.StoreKey(server.SingleTenantName, "POST /charges", "k")
 		if err := store.Resolve(t.Context(), key, &stored, time.Hour); err != nil {
 			t.Fatal(err)
 		}

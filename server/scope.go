@@ -15,7 +15,18 @@ import (
 // SingleTenant is the [Options.Scope] of a service whose callers all may see
 // each other's answers: whoever knows a key can have the answer to it replayed.
 // With it, every caller's keys share one scope.
-func SingleTenant(*http.Request) (string, error) { return "single-tenant", nil }
+func SingleTenant(*http.Request) (string, error) { return SingleTenantName, nil }
+
+// SingleTenantName is the tenant that [SingleTenant] returns.
+const SingleTenantName = "single-tenant"
+
+// StoreKey returns the key under which a store has an operation of a tenant, for
+// [dedup.Store.Get] and [dedup.Store.Resolve]. operation is [Options.Operation],
+// or what is made of method and route in its place: "POST /orders/{}/pay". id is
+// the idempotency key that the client sent, without quotes.
+func StoreKey(tenant, operation, id string) dedup.Key {
+	return dedup.Key{Scope: scope(tenant, operation, nil), ID: id}
+}
 
 // scope returns what [dedup.Key] calls the scope: the tenant, after its length
 // so that no tenant can spell another's operation, and the operation; if that is

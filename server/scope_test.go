@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/effectonce/idempotency/dedup"
 	"github.com/effectonce/idempotency/server"
 )
 
@@ -67,8 +66,8 @@ func TestScope(t *testing.T) {
 		{"a\x00", "POST /charges"},
 		{"a\xff", "POST /charges"},
 	} {
-		s := server.Scope(tt.tenant, tt.operation)
-		key := dedup.Key{Scope: s, ID: "k"}
+		key := server.StoreKey(tt.tenant, tt.operation, "k")
+		s := key.Scope
 		if err := key.Validate(); err != nil {
 			t.Errorf("scope of %q, %q: %v", tt.tenant, tt.operation, err)
 		}
@@ -78,7 +77,7 @@ func TestScope(t *testing.T) {
 		}
 		seen[s] = name
 	}
-	if got := server.Scope("acme", "POST /charges"); got != "4:acmePOST /charges" {
+	if got := server.StoreKey("acme", "POST /charges", "k").Scope; got != "4:acmePOST /charges" {
 		t.Errorf("scope %q is not what is stored by now", got)
 	}
 }

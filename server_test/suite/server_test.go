@@ -35,7 +35,7 @@ func charge(body string) *http.Request {
 }
 
 // chargeKey is what the store knows the key k as.
-var chargeKey = dedup.Key{Scope: "4:acmePOST /charges", ID: "k"}
+var chargeKey = server.StoreKey("acme", "POST /charges", "k")
 
 // guard returns h behind a guard in that mode.
 func (b *backend) guard(mode dedup.Mode, h http.HandlerFunc, change ...func(o *server.Options)) http.Handler {
