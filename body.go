@@ -25,7 +25,7 @@ func newRequestBody(req *http.Request, mayRetry bool, limit int64) (*requestBody
 	case req.Body == nil || req.Body == http.NoBody:
 		b.none = true
 	case req.GetBody != nil:
-	case !mayRetry || limit < 0:
+	case !mayRetry || limit < 0 || req.ContentLength > limit:
 		b.once = true
 	default:
 		return b, b.buffer(limit)

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -28,8 +29,8 @@ type operationRun struct {
 	key        string
 	idempotent bool // sending it again does no harm
 
-	attempts  int // attempts that were sent
-	counted   int // of these, the ones that count against MaxAttempts
+	attempts  int  // attempts that were sent
+	counted   int  // of these, the ones that count against MaxAttempts
 	begun     bool // the base was given the last attempt
 	ambiguous bool
 	pauses    backOff
@@ -38,12 +39,12 @@ type operationRun struct {
 	retried   bool          // a token of the budget was taken
 	began     time.Time     // of the attempt
 
-	location []string // of a redirect, hidden from the inner client
-	err      error    // of the last attempt
-	refused  error    // why there was no further attempt, where that matters
-	cancel   context.CancelCauseFunc
-	timer    *time.Timer // of the attempt's timeout, nil once it is over
-	probing  bool
+	status  int   // of the last answer
+	err     error // of the last attempt
+	refused error // why there was no further attempt, where that matters
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer // of the attempt's timeout, nil once it is over
+	probing bool
 
 	// The base may repeat a request by itself, as net/http does on a stale
 	// connection. Then an error from dialling says nothing about the send
@@ -57,8 +58,6 @@ func (o *operationRun) run() (*http.Response, error) {
 	inner := retryablehttp.Client{
 		HTTPClient: &http.Client{
 			Transport: (*attempt)(o),
-			// The caller's client follows redirects, or does not.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		RetryMax:     math.MaxInt,
 		CheckRetry:   o.checkRetry,
@@ -120,9 +119,6 @@ func (o *operationRun) fail(err error) error {
 
 // restore makes the response what the base has returned.
 func (o *operationRun) restore(resp *http.Response) *http.Response {
-	if o.location != nil {
-		resp.Header["Location"] = o.location
-	}
 	resp.Request = o.req // where a redirect finds the key
 	if o.cancel != nil && resp.Body != nil {
 		if w, ok := resp.Body.(io.ReadWriteCloser); ok {
@@ -152,6 +148,7 @@ func (o *operationRun) checkRetry(_ context.Context, resp *http.Response, err er
 	if err != nil {
 		return o.afterError(err)
 	}
+	resp.StatusCode = o.status
 	v := o.t.Provider.judgeResponse(resp, o.key != "")
 	if v != final && o.plan(v, resp.Header, nil) {
 		if c := resp.StatusCode; c != http.StatusTooManyRequests && c != http.StatusTooEarly {
@@ -211,6 +208,9 @@ func (o *operationRun) plan(v verdict, h http.Header, notSent *bool) bool {
 	if !o.idempotent && (notSent == nil || !*notSent) {
 		return false // repeating it might do it twice
 	}
+	if o.policy.MaxAttempts == 1 {
+		return false
+	}
 	if o.body.once {
 		if o.idempotent {
 			o.refused = ErrBodyNotRepeatable
@@ -218,16 +218,14 @@ func (o *operationRun) plan(v verdict, h http.Header, notSent *bool) bool {
 		return false
 	}
 	now := time.Now()
-	asked, isAsked := time.Duration(0), false
-	if h != nil {
-		asked, isAsked = retryAfter(h, now)
-	}
-	if isAsked && asked > o.policy.MaxRetryAfter {
-		return false
-	}
-	o.wait = o.pauses.next(&o.policy)
-	if isAsked {
-		o.wait = max(asked, minWait)
+	o.wait = max(minWait, o.pauses.next(&o.policy))
+	if asked, ok := retryAfter(h, now); ok {
+		if asked > o.policy.MaxRetryAfter {
+			return false
+		}
+		if asked >= minWait { // "0" and dates gone by leave it to us
+			o.wait = asked
+		}
 	}
 	if v == inProgress {
 		o.counted-- // is waited out by time, not by number
@@ -254,8 +252,9 @@ func (o *operationRun) plan(v verdict, h http.Header, notSent *bool) bool {
 	return true
 }
 
-// minWait keeps "Retry-After: 0" from becoming a busy loop.
-const minWait = 10 * time.Millisecond
+// minWait keeps "Retry-After: 0" and a lucky draw of the jitter from becoming a
+// busy loop.
+const minWait = time.Millisecond
 
 func (o *operationRun) bufferResponse(resp *http.Response) error {
 	limit := sizeOr(o.t.MaxBufferedResponse, DefaultMaxBufferedResponse)
@@ -297,7 +296,7 @@ type attempt operationRun
 // RoundTrip implements [http.RoundTripper].
 func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
 	o := (*operationRun)(a)
-	o.err, o.location, o.begun = nil, nil, false
+	o.err, o.begun = nil, false
 	if err := o.ctx.Err(); err != nil { // while it waited, just as the wait was over
 		if req.Body != nil {
 			_ = req.Body.Close()
@@ -327,8 +326,12 @@ func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
 		if resp != nil && resp.Body != nil { // not allowed, but seen
 			_ = resp.Body.Close()
 		}
-		if o.timedOut() {
+		var noTLS tls.RecordHeaderError
+		switch {
+		case o.timedOut():
 			err = ErrAttemptTimeout
+		case errors.As(err, &noTLS) && noTLS.Conn != nil && string(noTLS.RecordHeader[:]) == "HTTP/":
+			err = http.ErrSchemeMismatch // http.Client's own, which doesn't look into an Error
 		}
 		o.err = err
 		return nil, err
@@ -340,11 +343,9 @@ func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
-	// With a Location in sight the inner client opens another body for it.
-	if l := resp.Header["Location"]; l != nil {
-		o.location = l
-		delete(resp.Header, "Location")
-	}
+	// The caller's client follows redirects, or does not. The inner one must not
+	// know of them: it would open another body, or complain of the Location.
+	o.status, resp.StatusCode = resp.StatusCode, http.StatusOK
 	return resp, nil
 }
 

@@ -37,7 +37,8 @@ const (
 // Idempotent-Replayed, which will not change.
 type RetryPolicy struct {
 	// MaxAttempts is how often a request is sent at the most (4 if 0; 1 for no
-	// retries). Waiting out a request in progress does not count.
+	// retries at all). Otherwise, waiting out a request in progress does not
+	// count.
 	MaxAttempts int
 
 	// MinWait and MaxWait bound the pause before a retry (200 ms and 10 s if
@@ -221,7 +222,7 @@ const refusedStream = 7
 // refuses comes back as an error like any other, and is no different the next
 // time.
 func sendable(req *http.Request) bool {
-	if req.Method != "" && !isToken(req.Method) {
+	if req.Method != "" && !isToken(req.Method) || req.Body == nil && req.ContentLength != 0 {
 		return false
 	}
 	for name, values := range req.Header {

@@ -144,7 +144,7 @@ func sizeOr(n, def int64) int64 {
 // keyFor returns the operation's key, "" for a request that gets none.
 func (t *Transport) keyFor(req *http.Request) (string, error) {
 	p := &t.Provider
-	if redirectedToOther(req) || !p.keyed(methodOf(req)) && req.Header[p.header()] == nil {
+	if redirectedToOther(req) || !p.keyed(methodOf(req)) && len(req.Header[p.header()]) == 0 {
 		return "", nil
 	}
 	key, chosen, err := t.chosenKey(req)
@@ -199,7 +199,7 @@ func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
 	switch {
 	case redirectedToOther(req):
 		delete(out.Header, header) // net/http has copied it, where the caller set it
-	case o.key != "" && out.Header[header] == nil:
+	case o.key != "" && len(out.Header[header]) == 0:
 		out.Header[header] = []string{p.format(o.key)}
 	}
 	repeatable := o.body.none || o.body.getBody != nil
@@ -215,9 +215,14 @@ func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
 
 // redirectedToOther reports whether req follows a redirect that changed the
 // method, such as 303 from POST to GET: that is another request, and not part
-// of the operation.
+// of the operation, nor is what it is redirected to in turn.
 func redirectedToOther(req *http.Request) bool {
-	return req.Response != nil && req.Response.Request != nil && methodOf(req.Response.Request) != methodOf(req)
+	for r := req; r.Response != nil && r.Response.Request != nil; r = r.Response.Request {
+		if methodOf(r.Response.Request) != methodOf(req) {
+			return true
+		}
+	}
+	return false
 }
 
 func methodOf(req *http.Request) string {
