@@ -32,6 +32,7 @@ require (
 
 require (
 	github.com/andybalholm/brotli v1.1.0 // indirect
+	github.com/effectonce/idempotency/drivers/mysql v0.0.0
 	github.com/effectonce/idempotency/drivers/pgx v0.0.0
 	github.com/effectonce/idempotency/drivers/redis v0.0.0
 	github.com/effectonce/idempotency/drivers/sqlite v0.0.0
@@ -60,3 +61,5 @@ replace github.com/effectonce/idempotency/drivers/pgx => ../drivers/pgx
 replace github.com/effectonce/idempotency/drivers/redis => ../drivers/redis
 
 replace github.com/effectonce/idempotency/drivers/sqlite => ../drivers/sqlite
+
+replace github.com/effectonce/idempotency/drivers/mysql => ../drivers/mysql

@@ -19,6 +19,7 @@ import (
 	"github.com/effectonce/idempotency/dedup"
 	"github.com/effectonce/idempotency/dedup/memstore"
 	"github.com/effectonce/idempotency/dedup/sqlstore"
+	mysqldb "github.com/effectonce/idempotency/drivers/mysql"
 	pgxstore "github.com/effectonce/idempotency/drivers/pgx"
 	redisstore "github.com/effectonce/idempotency/drivers/redis"
 	sqlitedb "github.com/effectonce/idempotency/drivers/sqlite"
@@ -54,6 +55,7 @@ var serverBackends = []struct {
 	{"sqlite", true, openSQLite},
 	{"postgres", true, func(t *testing.T) *backend { return openPostgres(t, sql.LevelDefault) }},
 	{"pgx", true, func(t *testing.T) *backend { return openPgx(t, "") }},
+	{"mysql", true, func(t *testing.T) *backend { return openMySQL(t, sql.LevelDefault) }},
 	{"redis", false, openRedis},
 }
 
@@ -142,6 +144,31 @@ func openSQLite(t *testing.T) *backend {
 		t.Fatal(err)
 	}
 	return sqlBackend(t, db, store, "effects", "?")
+}
+
+func openMySQL(t *testing.T, level sql.IsolationLevel) *backend {
+	db, err := mysqldb.Open(cmp.Or(os.Getenv("IDEMPOTENCY_MYSQL_DSN"), "root@tcp(127.0.0.1:3306)/test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	if err := db.PingContext(t.Context()); err != nil {
+		missing(t, "MySQL or MariaDB (IDEMPOTENCY_MYSQL_DSN)", err)
+	}
+	db.SetMaxOpenConns(6)
+	prefix := "server_" + dedup.NewToken().String()[:16]
+	t.Cleanup(func() {
+		for _, table := range []string{"_keys", "_effects", "_effects_once", "_effects_count"} {
+			if _, err := db.Exec(`DROP TABLE IF EXISTS ` + prefix + table); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	store, err := mysqldb.NewStore(db, sqlstore.Options{Table: prefix + "_keys", Isolation: level})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sqlBackend(t, db, store, prefix+"_effects", "?")
 }
 
 func openPostgres(t *testing.T, level sql.IsolationLevel) *backend {
