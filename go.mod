@@ -8,10 +8,8 @@ require (
 	github.com/google/go-cmp v0.7.0
 	github.com/google/uuid v1.6.0
 	github.com/hashicorp/go-retryablehttp v0.7.8
+	github.com/jarcoal/httpmock v1.4.2
+	go.uber.org/goleak v1.3.0
 )
 
-require (
-	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
-	github.com/jarcoal/httpmock v1.4.2 // indirect
-	go.uber.org/goleak v1.3.0 // indirect
-)
+require github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
