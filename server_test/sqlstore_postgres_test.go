@@ -25,11 +25,14 @@ type pgStore struct {
 	table  string // with its schema
 }
 
+func sqlstorePgURL() string {
+	return cmp.Or(os.Getenv("IDEMPOTENCY_POSTGRES_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
+}
+
 // sqlstorePgOpen opens a pool, and skips the test if there is no server.
 func sqlstorePgOpen(t *testing.T) *sql.DB {
 	t.Helper()
-	url := cmp.Or(os.Getenv("IDEMPOTENCY_POSTGRES_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
-	db, err := sql.Open("pgx", url)
+	db, err := sql.Open("pgx", sqlstorePgURL())
 	if err != nil {
 		t.Fatal(err)
 	}
