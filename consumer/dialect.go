@@ -95,10 +95,9 @@ func checkTable(name string) error {
 	return nil
 }
 
-// statements are those of an inbox. markMany and marked are empty where they are
-// not needed.
+// statements are those of an inbox; empty where a dialect does not need one.
 type statements struct {
-	mark, markMany, unmark, marked, purge string
+	mark, markMany, unmark, marked, old, purge string
 }
 
 func (d Dialect) statements(table string) statements {
@@ -112,7 +111,8 @@ func (d Dialect) statements(table string) statements {
 ON DUPLICATE KEY UPDATE duplicates = duplicates + 1`,
 			unmark: `DELETE FROM ` + table + ` WHERE consumer_group = ? AND event_id = ?`,
 			marked: `SELECT COUNT(*) FROM ` + table + ` WHERE consumer_group = ? AND event_id = ?`,
-			purge:  `DELETE FROM ` + table + ` WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND ORDER BY processed_at LIMIT ?`,
+			old:    `SELECT consumer_group, event_id FROM ` + table + ` WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND ORDER BY processed_at, consumer_group, event_id LIMIT ?`,
+			purge:  `DELETE FROM ` + table + ` WHERE consumer_group = ? AND event_id = ?`,
 		}
 	case SQLite:
 		return statements{

@@ -263,6 +263,10 @@ func (in *Inbox) Purge(ctx context.Context, limit int) (int, error) {
 	if limit <= 0 {
 		return 0, fmt.Errorf("%w: the limit of Purge must be positive", ErrConfig)
 	}
+	if in.Dialect == MySQL {
+		n, err := in.purgeMySQL(ctx, limit)
+		return n, wrap("purge", err)
+	}
 	res, err := in.DB.ExecContext(ctx, in.Dialect.statements(in.table()).purge,
 		orDefault(in.Retention, DefaultRetention).Microseconds(), limit)
 	if err != nil {
