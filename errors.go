@@ -9,6 +9,10 @@ import (
 // Error is what a request that got no response ended with. [http.Client] wraps
 // it in a [url.Error]; use [errors.As]. errors.Is sees through it, to
 // [context.Canceled] for one.
+//
+// [http.Client] has one exception: what its own Timeout ends gets an error of
+// its own, with nothing inside. Who needs the key then uses a context with a
+// deadline instead, or [WithKey] from the start.
 type Error struct {
 	// Key is the operation's key, "" if it has none. Sending the request again
 	// with it, see [WithKey], goes on with the same operation.

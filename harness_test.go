@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"slices"
@@ -150,3 +151,5 @@ func readAll(t *testing.T, resp *http.Response) string {
 func dialError() error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused")} }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func quietLog() *log.Logger { return log.New(io.Discard, "", 0) }
