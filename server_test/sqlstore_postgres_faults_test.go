@@ -222,13 +222,13 @@ func TestSQLStorePostgresSerialization(t *testing.T) {
 		}
 		txs = append(txs, tx)
 	}
-	var errs []error
 	for i, tx := range txs {
-		_, err := sqlstore.Tx(tx.Context(t.Context())).Exec(`INSERT INTO `+f.effectsTable()+` VALUES ($1)`, fmt.Sprint(i))
-		if err != nil {
-			_ = tx.Rollback(t.Context())
-			continue
+		if _, err := sqlstore.Tx(tx.Context(t.Context())).Exec(`INSERT INTO `+f.effectsTable()+` VALUES ($1)`, fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
 		}
+	}
+	var errs []error
+	for _, tx := range txs {
 		errs = append(errs, tx.Commit(t.Context(), sqlstoreDone()))
 	}
 	if joined := errors.Join(errs...); !errors.Is(joined, dedup.ErrSerialization) {

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/effectonce/idempotency/dedup"
 )
@@ -201,11 +202,15 @@ func (t *tx) find(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (and its outcome could not be read: %w)", err, ferr)
 }
 
-// Rollback implements [dedup.Tx].
-func (t *tx) Rollback(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, t.kill)
+// rollbackTimeout bounds a rollback on a connection that does not answer.
+const rollbackTimeout = 5 * time.Second
+
+// Rollback implements [dedup.Tx]. It also does so under a context that has
+// ended: cut short, the server would hold the key until it had noticed.
+func (t *tx) Rollback(context.Context) error {
+	timer := time.AfterFunc(rollbackTimeout, t.kill)
 	err := t.tx.Rollback()
-	inTime := stop() // or the transaction may have been ended by us
+	inTime := timer.Stop() // else the transaction may have been ended by us
 	ended := errors.Is(err, sql.ErrTxDone) && inTime
 	t.end(err == nil || ended)
 	if ended {
