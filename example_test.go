@@ -8,173 +8,198 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/effectonce/idempotency"
 )
 
-// flaky is an API that loses its first answers, and says which key came.
-func flaky(losses int) *httptest.Server {
-	seen := 0
-	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if seen++; seen <= losses {
-			panic(http.ErrAbortHandler)
-		}
-		for _, name := range []string{"Idempotency-Key", "PayPal-Request-Id"} {
-			if key := r.Header.Get(name); key != "" {
-				fmt.Fprintf(w, "request %d, %s of %d characters", seen, name, len(key))
-			}
-		}
-	}))
+// payments is an API that charges once per key. Of each charge's first answers
+// it loses as many as lose says, after the charge was made.
+type payments struct {
+	*httptest.Server
+	header string
+	lose   int
+
+	mu      sync.Mutex
+	asked   map[string]int // by key
+	charges int
 }
 
-func show(resp *http.Response) {
+func newPayments(header string, lose int) *payments {
+	p := &payments{header: header, lose: lose, asked: map[string]int{}}
+	p.Server = httptest.NewServer(p)
+	return p
+}
+
+func (p *payments) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	key := r.Header.Get(p.header)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asked[key] == 0 {
+		p.charges++
+	}
+	if p.asked[key]++; p.asked[key] <= p.lose {
+		panic(http.ErrAbortHandler) // cuts the connection
+	}
+	w.WriteHeader(http.StatusCreated)
+	fmt.Fprintf(w, "charge %d, asked %d times", p.charges, p.asked[key])
+}
+
+// The Transport goes into any http.Client. Here the first two answers are lost.
+// The charge is made once all the same, since all three requests carry one key.
+func ExampleTransport() {
+	api := newPayments("Idempotency-Key", 2)
+	defer api.Close()
+
+	client := &http.Client{Transport: &idempotency.Transport{}}
+	resp, err := client.Post(api.URL+"/charges", "application/json", strings.NewReader(`{"amount":500}`))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		fmt.Println(err)
-	}
-	fmt.Println(resp.StatusCode, string(body))
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Println(resp.Status)
+	fmt.Println(string(body))
+	// Output:
+	// 201 Created
+	// charge 1, asked 3 times
 }
 
-// The zero value is a drop-in: one key for each request, kept on its retries.
-func Example() {
-	api := flaky(2)
-	defer api.Close()
-
-	client := &http.Client{Transport: &idempotency.Transport{}}
-	resp, err := client.Post(api.URL, "application/json", strings.NewReader(`{"cents": 100}`))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	show(resp)
-	// Output: 200 request 3, Idempotency-Key of 36 characters
-}
-
-// A header that the caller sets is the key, on every retry.
+// A key of the caller's own goes into the header, as without the Transport.
 func ExampleTransport_ownKey() {
-	api := flaky(1)
+	api := newPayments("Idempotency-Key", 1)
 	defer api.Close()
 
 	client := &http.Client{Transport: &idempotency.Transport{}}
-	req, err := http.NewRequest(http.MethodPost, api.URL, strings.NewReader(`{"cents": 100}`))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	req.Header.Set("Idempotency-Key", "order-1234")
+	req, _ := http.NewRequest(http.MethodPost, api.URL+"/charges", strings.NewReader(`{"amount":500}`))
+	req.Header.Set("Idempotency-Key", "invoice-1042")
 	resp, err := client.Do(req)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	show(resp)
-	// Output: 200 request 2, Idempotency-Key of 10 characters
-}
-
-// Where the operation has a name, its key can be made from it: whoever sends
-// it, and whenever, sends the same one.
-func ExampleDeterministic() {
-	ctx := idempotency.WithKey(context.Background(), idempotency.Deterministic("capture", "order-1234"))
-	fmt.Println(idempotency.Deterministic("capture", "order-1234") == idempotency.Deterministic("capture", "order-1234"))
-	fmt.Println(idempotency.Deterministic("capture", "order-1", "234") == idempotency.Deterministic("capture", "order-1234"))
-	_ = ctx // http.NewRequestWithContext(ctx, …)
+	defer resp.Body.Close()
+	fmt.Println(resp.Status, api.asked)
 	// Output:
-	// true
-	// false
+	// 201 Created map[invoice-1042:2]
 }
 
-// Providers differ in header, key length and in what their answers mean.
+// Where the operation has a name, its key need not be stored anywhere: it is
+// the same in every process and after every crash.
+func ExampleDeterministic() {
+	api := newPayments("Idempotency-Key", 0)
+	defer api.Close()
+
+	client := &http.Client{Transport: &idempotency.Transport{}}
+	for range 2 { // say, a job that was started again
+		ctx := idempotency.WithKey(context.Background(), idempotency.Deterministic("capture", "order-1042"))
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, api.URL+"/captures", nil)
+		resp, err := client.Do(req)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		fmt.Println(string(body))
+	}
+	// Output:
+	// charge 1, asked 1 times
+	// charge 1, asked 2 times
+}
+
+// Providers differ in the header, in the keys that they take, and in how they
+// say that a request is still in progress.
 func ExampleProvider() {
-	api := flaky(0)
+	api := newPayments("PayPal-Request-Id", 1)
 	defer api.Close()
 
 	client := &http.Client{Transport: &idempotency.Transport{Provider: idempotency.PayPal()}}
-	resp, err := client.Post(api.URL, "application/json", strings.NewReader(`{}`))
+	resp, err := client.Post(api.URL+"/v2/checkout/orders", "application/json", strings.NewReader(`{}`))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	show(resp)
-	// Output: 200 request 1, PayPal-Request-Id of 36 characters
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Println(string(body))
+	// Output:
+	// charge 1, asked 2 times
 }
 
-// A request that got no answer may have been acted on. Its key goes on with
-// it, in this process or another.
-func ExampleError() {
-	api := flaky(2)
+// When all attempts were in vain, the Error has the key. Stored with the order,
+// it lets another run go on with the same operation.
+func ExampleWithKey_resume() {
+	api := newPayments("Idempotency-Key", 2)
 	defer api.Close()
 
 	client := &http.Client{Transport: &idempotency.Transport{
-		Retry: idempotency.RetryPolicy{MaxAttempts: 2, MaxWait: time.Millisecond},
+		Retry: idempotency.RetryPolicy{MaxAttempts: 2, MinWait: time.Millisecond},
 	}}
-	_, err := client.Post(api.URL, "application/json", strings.NewReader(`{"cents": 100}`))
-	var lost *idempotency.Error
-	if !errors.As(err, &lost) {
-		fmt.Println("unexpected:", err)
-		return
-	}
-	fmt.Println("after", lost.Attempts, "attempts; may it have acted?", lost.Ambiguous)
-
-	// Later: the same request with the key that was kept.
-	ctx := idempotency.WithKey(context.Background(), lost.Key)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, api.URL, strings.NewReader(`{"cents": 100}`))
-	if err != nil {
+	req, _ := http.NewRequest(http.MethodPost, api.URL+"/charges", strings.NewReader(`{"amount":500}`))
+	_, err := client.Do(req)
+	var e *idempotency.Error
+	if !errors.As(err, &e) {
 		fmt.Println(err)
 		return
 	}
+	fmt.Printf("attempts: %d, may have acted: %v\n", e.Attempts, e.Ambiguous)
+	stored := e.Key
+
+	// Later, or elsewhere:
+	ctx := idempotency.WithKey(context.Background(), stored)
+	req, _ = http.NewRequestWithContext(ctx, http.MethodPost, api.URL+"/charges", strings.NewReader(`{"amount":500}`))
 	resp, err := client.Do(req)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	show(resp)
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Println(string(body))
 	// Output:
-	// after 2 attempts; may it have acted? true
-	// 200 request 3, Idempotency-Key of 36 characters
+	// attempts: 2, may have acted: true
+	// charge 1, asked 3 times
 }
 
-// A Budget is shared by all that call one service. When the service is down,
-// retries stop before they add to its trouble.
+// A budget that all clients of a service share keeps their retries from adding
+// to its trouble: here it has room for three.
 func ExampleBudget() {
-	api := flaky(1000)
+	api := newPayments("Idempotency-Key", 100)
 	defer api.Close()
 
-	budget := &idempotency.Budget{Capacity: 10} // for two retries
 	client := &http.Client{Transport: &idempotency.Transport{
-		Retry: idempotency.RetryPolicy{MaxAttempts: 10, MaxWait: time.Millisecond, Budget: budget},
+		Retry: idempotency.RetryPolicy{
+			MinWait: time.Millisecond,
+			MaxWait: time.Millisecond,
+			Budget:  &idempotency.Budget{Capacity: 15, Cost: 5},
+		},
 	}}
-	for range 2 {
-		_, err := client.Post(api.URL, "application/json", strings.NewReader(`{}`))
-		var lost *idempotency.Error
-		if errors.As(err, &lost) {
-			fmt.Println(lost.Attempts, "attempts, budget spent:", errors.Is(err, idempotency.ErrBudgetSpent))
+	for range 3 {
+		_, err := client.Post(api.URL+"/charges", "application/json", strings.NewReader(`{"amount":500}`))
+		var e *idempotency.Error
+		if errors.As(err, &e) {
+			fmt.Println("attempts:", e.Attempts, "budget spent:", errors.Is(err, idempotency.ErrBudgetSpent))
 		}
 	}
 	// Output:
-	// 3 attempts, budget spent: true
-	// 1 attempts, budget spent: true
+	// attempts: 4 budget spent: false
+	// attempts: 1 budget spent: true
+	// attempts: 1 budget spent: true
 }
 
-// A handler that calls another service names its steps. Run again for the same
-// operation, it sends the same keys.
+// A handler that runs again after a crash sends its calls under the same keys
+// again, if it names them. The server and consumer packages set the operation.
 func ExampleWithStep() {
-	var keys []string
-	api := roundTripper(func(req *http.Request) (*http.Response, error) {
-		keys = append(keys, req.Header.Get("Idempotency-Key"))
-		return &http.Response{StatusCode: http.StatusCreated, Body: http.NoBody}, nil
-	})
-	client := &http.Client{Transport: &idempotency.Transport{Base: api}}
+	api := newPayments("Idempotency-Key", 0)
+	defer api.Close()
+	client := &http.Client{Transport: &idempotency.Transport{}}
 
-	handle := func(ctx context.Context) { // package server sets the operation
-		for i := range 2 {
-			step := idempotency.WithStep(ctx, fmt.Sprintf("line-%d", i+1))
-			req, err := http.NewRequestWithContext(step, http.MethodPost, "https://api.example.com/lines", nil)
-			if err != nil {
-				fmt.Println(err)
-				return
-			}
+	handler := func(ctx context.Context) {
+		for _, step := range []string{"charge", "fee"} {
+			req, _ := http.NewRequestWithContext(idempotency.WithStep(ctx, step), http.MethodPost, api.URL, nil)
 			resp, err := client.Do(req)
 			if err != nil {
 				fmt.Println(err)
@@ -183,9 +208,10 @@ func ExampleWithStep() {
 			resp.Body.Close()
 		}
 	}
-	ctx := idempotency.WithOperation(context.Background(), "order-1234")
-	handle(ctx)
-	handle(ctx) // after a crash
-	fmt.Println(keys[0] == keys[2], keys[1] == keys[3], keys[0] == keys[1])
-	// Output: true true false
+	ctx := idempotency.WithOperation(context.Background(), "order-1042")
+	handler(ctx)
+	handler(ctx) // once more, after a crash
+	fmt.Println("charges:", api.charges)
+	// Output:
+	// charges: 2
 }
