@@ -163,6 +163,7 @@ func (o *operationRun) checkRetry(_ context.Context, resp *http.Response, err er
 	if berr := o.bufferResponse(resp); berr != nil {
 		// The server has acted and its answer is lost: as good as none.
 		resp.Body = http.NoBody
+		o.touched.Store(true)
 		return o.afterError(berr)
 	}
 	if _, kept := resp.Body.(*bufferedBody); o.stopTimer() && !kept {
