@@ -10,10 +10,12 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/effectonce/idempotency/dedup"
 	"github.com/effectonce/idempotency/dedup/sqlstore"
+	mysqldb "github.com/effectonce/idempotency/drivers/mysql"
 	pgxstore "github.com/effectonce/idempotency/drivers/pgx"
 	redisstore "github.com/effectonce/idempotency/drivers/redis"
 	sqlitedb "github.com/effectonce/idempotency/drivers/sqlite"
@@ -28,7 +30,7 @@ type backend struct {
 }
 
 // backendKinds are the stores that outlive a process.
-var backendKinds = []string{"sqlite", "postgres", "pgx", "redis"}
+var backendKinds = []string{"sqlite", "postgres", "pgx", "mysql", "redis"}
 
 // transactional says whether a kind has transaction mode.
 func transactional(kind string) bool { return kind != "redis" }
@@ -112,6 +114,14 @@ func openBackend(ctx context.Context, b backend) (*connection, error) {
 		store, err := sqlstore.New(db, sqlstore.Postgres, sqlstore.Options{Table: keys})
 		return sqlConnection(ctx, db, store, err, &sqlLedger{db: db, table: effects, returning: true}, keys,
 			`CREATE TABLE IF NOT EXISTS `+effects+` (id bigserial PRIMARY KEY, op text NOT NULL)`)
+	case "mysql":
+		db, err := mysqldb.Open(b.Addr)
+		if err != nil {
+			return nil, err
+		}
+		store, err := mysqldb.NewStore(db, sqlstore.Options{Table: keys})
+		return sqlConnection(ctx, db, store, err, &sqlLedger{db: db, table: effects}, keys,
+			`CREATE TABLE IF NOT EXISTS `+effects+` (id BIGINT AUTO_INCREMENT PRIMARY KEY, op VARCHAR(255) NOT NULL)`)
 	case "pgx":
 		return openPgx(ctx, b.Addr, keys, effects)
 	case "redis":
