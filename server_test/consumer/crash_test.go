@@ -101,7 +101,7 @@ func TestKilledInTransaction(t *testing.T) {
 // Starts are counted before the handler runs: an event that takes its process
 // down every time becomes poison.
 func TestCrashLoopStopsAtTheLimit(t *testing.T) {
-	over(t, []string{"lease/postgres", "lease/pgx", "lease/sqlite", "lease/redis"}, func(t *testing.T, f *fixture) {
+	over(t, []string{"lease/postgres", "lease/pgx", "lease/mysql", "lease/sqlite", "lease/redis"}, func(t *testing.T, f *fixture) {
 		starts := 0
 		for try := 0; try < 40 && starts < 3; try++ {
 			if killed(t, f) {

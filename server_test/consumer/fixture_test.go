@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
@@ -20,6 +19,7 @@ import (
 	"github.com/effectonce/idempotency/dedup"
 	"github.com/effectonce/idempotency/dedup/memstore"
 	"github.com/effectonce/idempotency/dedup/sqlstore"
+	mysqldb "github.com/effectonce/idempotency/drivers/mysql"
 	pgxstore "github.com/effectonce/idempotency/drivers/pgx"
 	pgxinbox "github.com/effectonce/idempotency/drivers/pgx/inbox"
 	redisstore "github.com/effectonce/idempotency/drivers/redis"
@@ -30,7 +30,7 @@ import (
 // The kinds of stores: every mode on everything it works on.
 var (
 	inboxKinds = []string{"inbox/postgres", "inbox/pgx", "inbox/mysql", "inbox/sqlite"}
-	leaseKinds = []string{"lease/memory", "lease/postgres", "lease/pgx", "lease/sqlite", "lease/redis"}
+	leaseKinds = []string{"lease/memory", "lease/postgres", "lease/pgx", "lease/mysql", "lease/sqlite", "lease/redis"}
 	allKinds   = append(append([]string{"window/redis"}, inboxKinds...), leaseKinds...)
 )
 
@@ -106,6 +106,11 @@ func openFixture(t *testing.T, p place, create bool) *fixture {
 	case "lease/postgres":
 		db := openPostgres(t)
 		s, err := sqlstore.New(db, sqlstore.Postgres, sqlstore.Options{Table: f.table})
+		must(t, err)
+		f.lease(t, s, func() { db.Exec(`DROP TABLE ` + f.table) }, create)
+	case "lease/mysql":
+		db := openMySQL(t)
+		s, err := sqlstore.New(db, sqlstore.MySQL, sqlstore.Options{Table: f.table, Classify: mysqldb.Classify})
 		must(t, err)
 		f.lease(t, s, func() { db.Exec(`DROP TABLE ` + f.table) }, create)
 	case "lease/sqlite":
@@ -254,10 +259,8 @@ func postgresURL() string {
 	return cmp.Or(os.Getenv("IDEMPOTENCY_POSTGRES_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
 }
 
-func openSQL(t *testing.T, driver, dsn, service, variable string) *sql.DB {
+func usable(t *testing.T, db *sql.DB, service, variable string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open(driver, dsn)
-	must(t, err)
 	t.Cleanup(func() { db.Close() })
 	db.SetMaxOpenConns(12)
 	if err := db.PingContext(t.Context()); err != nil {
@@ -268,19 +271,22 @@ func openSQL(t *testing.T, driver, dsn, service, variable string) *sql.DB {
 
 func openPostgres(t *testing.T) *sql.DB {
 	t.Helper()
-	return openSQL(t, "pgx", postgresURL(), "PostgreSQL", "IDEMPOTENCY_POSTGRES_URL")
+	db, err := sql.Open("pgx", postgresURL())
+	must(t, err)
+	return usable(t, db, "PostgreSQL", "IDEMPOTENCY_POSTGRES_URL")
 }
 
 func openMySQL(t *testing.T) *sql.DB {
 	t.Helper()
 	dsn := cmp.Or(os.Getenv("IDEMPOTENCY_MYSQL_DSN"), "root@tcp(127.0.0.1:3306)/test")
 	// So that what waits for a lock fails soon.
-	if sep := "?"; strings.Contains(dsn, sep) {
-		dsn += "&innodb_lock_wait_timeout=5"
-	} else {
-		dsn += sep + "innodb_lock_wait_timeout=5"
+	sep := "?"
+	if strings.Contains(dsn, sep) {
+		sep = "&"
 	}
-	return openSQL(t, "mysql", dsn, "MySQL", "IDEMPOTENCY_MYSQL_DSN")
+	db, err := mysqldb.Open(dsn + sep + "innodb_lock_wait_timeout=5")
+	must(t, err)
+	return usable(t, db, "MySQL", "IDEMPOTENCY_MYSQL_DSN")
 }
 
 func openSQLite(t *testing.T, file string) *sql.DB {
