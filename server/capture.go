@@ -51,17 +51,18 @@ var (
 	_ http.Hijacker = (*recorder)(nil)
 )
 
-// newRecorder returns the recorder for one run of a handler. w's header is left
-// alone until the answer, or an informational one, is sent.
-func newRecorder(x *exchange) *recorder {
+// start makes rec, which must be new, the recorder for a run of x's handler. The
+// client's header is left alone until the answer, or an informational one, is
+// sent.
+func (rec *recorder) start(x *exchange) {
 	header := x.w.Header().Clone()
 	if header == nil {
 		header = make(http.Header)
 	}
-	return &recorder{
-		w: x.w, entry: x.w.Header(), limit: x.g.opts.MaxStoredResponse, head: x.r.Method == http.MethodHead, warner: x,
-		header: header, length: -1,
-	}
+	rec.w, rec.warner = x.w, x
+	rec.entry, rec.header = x.w.Header(), header
+	rec.limit, rec.length = x.g.opts.MaxStoredResponse, -1
+	rec.head = x.r.Method == http.MethodHead
 }
 
 // Unwrap lets http.ResponseController reach the connection's deadlines.

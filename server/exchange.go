@@ -29,9 +29,10 @@ type exchange struct {
 
 	// Of the last run, if any.
 	rec        *recorder
-	cut        bool  // the connection is to be cut instead of ending the answer
-	recovered  bool  // Options.Recover ran, not the handler
-	recoverErr error // what it returned
+	first      recorder // rec of the first run, which is mostly the only one
+	cut        bool     // the connection is to be cut instead of ending the answer
+	recovered  bool     // Options.Recover ran, not the handler
+	recoverErr error    // what it returned
 }
 
 // prepare does all that comes before the claim. Its problem means that nothing
@@ -124,10 +125,14 @@ func (x *exchange) work(ctx context.Context) (dedup.Answer, error) {
 
 // record starts a new recorder.
 func (x *exchange) record(mayStream bool) *recorder {
-	x.rec = newRecorder(x)
-	x.rec.mayStream = mayStream
-	x.cut = false
-	return x.rec
+	rec := &x.first
+	if x.rec != nil {
+		rec = new(recorder)
+	}
+	rec.start(x)
+	rec.mayStream = mayStream
+	x.rec, x.cut = rec, false
+	return rec
 }
 
 // request returns the request for one run of a handler.

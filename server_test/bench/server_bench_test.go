@@ -109,6 +109,7 @@ func benchHTTP(b *testing.B, h http.Handler, body []byte, setKey func([]byte, in
 	w := &writer{header: make(http.Header)}
 	i := 0
 	b.ReportAllocs()
+	defer cpuTime(b)()
 	for b.Loop() {
 		setKey(key[:8], i)
 		i++
@@ -150,6 +151,7 @@ func benchFiber(b *testing.B, h fasthttp.RequestHandler, body []byte, setKey fun
 	ctx.Request.SetBody(body)
 	i := 0
 	b.ReportAllocs()
+	defer cpuTime(b)()
 	for b.Loop() {
 		setKey(key[:8], i)
 		i++
