@@ -5,7 +5,7 @@ GO      ?= go
 # Packages of one module run side by side; on a small machine fewer is faster.
 TESTFLAGS ?=
 
-.PHONY: test race vet fmt lint bench fuzz quickstart modules
+.PHONY: test race vet fmt lint bench chaos fuzz quickstart modules
 
 test: ## all modules' tests; needs nothing but Go
 	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(GO) test $(TESTFLAGS) ./...); done
@@ -25,6 +25,13 @@ lint: ## staticcheck over every module
 FUZZTIME ?= 10s
 fuzz: ## each fuzzer for FUZZTIME
 	@GO="$(GO)" FUZZTIME="$(FUZZTIME)" sh .ci/fuzz $(MODULES)
+
+CHAOS_TIME  ?= 5m
+CHAOS_SEED  ?= 1
+CHAOS_STORE ?=
+chaos: ## kills nodes and databases for CHAOS_TIME per store and mode, and checks what is left
+	cd server_test/faults && IDEMPOTENCY_CHAOS_TIME=$(CHAOS_TIME) IDEMPOTENCY_CHAOS_SEED=$(CHAOS_SEED) \
+		IDEMPOTENCY_CHAOS_STORE=$(CHAOS_STORE) $(GO) test -run '^TestChaos$$' -v -timeout 24h .
 
 BENCH ?= .
 COUNT ?= 6
