@@ -17,10 +17,10 @@ type requestBody struct {
 	used    bool
 }
 
-// newRequestBody takes over req.Body. Buffering is for requests that may be
-// retried and have no GetBody.
-func newRequestBody(req *http.Request, mayRetry bool, limit int64) (*requestBody, error) {
-	b := &requestBody{first: req.Body, getBody: req.GetBody}
+// take takes over req.Body. Buffering is for requests that may be retried and
+// have no GetBody.
+func (b *requestBody) take(req *http.Request, mayRetry bool, limit int64) error {
+	b.first, b.getBody = req.Body, req.GetBody
 	switch {
 	case req.Body == nil || req.Body == http.NoBody:
 		b.none = true
@@ -28,9 +28,9 @@ func newRequestBody(req *http.Request, mayRetry bool, limit int64) (*requestBody
 	case !mayRetry || limit < 0 || req.ContentLength > limit:
 		b.once = true
 	default:
-		return b, b.buffer(limit)
+		return b.buffer(limit)
 	}
-	return b, nil
+	return nil
 }
 
 // buffer reads the body into memory, unless it is longer than limit. A read
@@ -52,11 +52,8 @@ func (b *requestBody) buffer(limit int64) error {
 	return nil
 }
 
-// next returns the body of the next attempt, nil if there is none to send.
+// next returns the body of the next attempt, for a request that has one.
 func (b *requestBody) next() (io.ReadCloser, error) {
-	if b.none {
-		return b.first, nil
-	}
 	if !b.used {
 		b.used = true
 		return b.first, nil

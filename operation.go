@@ -20,11 +20,15 @@ import (
 // loop; what it is told by its hooks and by the round tripper beneath it is
 // decided here, since the hooks don't get the request and what was answered
 // before.
+//
+// The loop is given an empty request and no body, and attempt puts the real one
+// in its place. So neither the loop nor the http.Client in it can count, copy,
+// buffer or redirect anything, which they would do.
 type operationRun struct {
 	t          *Transport
 	ctx        context.Context // the caller's
-	req        *http.Request   // as it is sent
-	body       *requestBody
+	req        http.Request    // as it is sent
+	body       requestBody
 	policy     RetryPolicy
 	key        string
 	idempotent bool // sending it again does no harm
@@ -44,7 +48,11 @@ type operationRun struct {
 	refused error // why there was no further attempt, where that matters
 	cancel  context.CancelCauseFunc
 	timer   *time.Timer // of the attempt's timeout, nil once it is over
-	probing bool
+
+	// What the loop needs, here so that it is one allocation with the rest.
+	loop   retryablehttp.Client
+	client http.Client
+	asked  http.Request // what the loop sends
 
 	// The base may repeat a request by itself, as net/http does on a stale
 	// connection. Then an error from dialling says nothing about the send
@@ -55,46 +63,24 @@ type operationRun struct {
 }
 
 func (o *operationRun) run() (*http.Response, error) {
-	inner := retryablehttp.Client{
-		HTTPClient: &http.Client{
-			Transport: (*attempt)(o),
-		},
-		RetryMax:     math.MaxInt,
-		CheckRetry:   o.checkRetry,
-		Backoff:      func(_, _ time.Duration, _ int, _ *http.Response) time.Duration { return o.wait },
-		ErrorHandler: o.giveUp,
-	}
-	r := &retryablehttp.Request{Request: o.req}
-	if !o.body.none {
-		length, getBody := o.req.ContentLength, o.req.GetBody
-		o.probing = true
-		err := r.SetBody(retryablehttp.ReaderFunc(o.nextBody))
-		o.probing = false
-		if err != nil {
-			o.body.close()
-			return nil, o.fail(err)
-		}
-		// SetBody asked the body for its length and puts itself between.
-		r.ContentLength, r.GetBody = length, getBody
-	}
-	resp, err := inner.Do(r)
+	o.client.Transport = (*attempt)(o)
+	o.loop.HTTPClient = &o.client
+	o.loop.RetryMax = math.MaxInt
+	o.loop.CheckRetry = o.checkRetry
+	// The wait comes with the minimum, and the error is ours already.
+	o.loop.Backoff = func(wait, _ time.Duration, _ int, _ *http.Response) time.Duration { return wait }
+	o.loop.ErrorHandler = func(_ *http.Response, err error, _ int) (*http.Response, error) { return nil, err }
+
+	o.asked = o.req // for its context, method and URL
+	o.asked.Header = http.Header{}
+	o.asked.Body, o.asked.GetBody, o.asked.ContentLength, o.asked.Trailer = nil, nil, 0, nil
+
+	resp, err := o.loop.Do(&retryablehttp.Request{Request: &o.asked})
 	o.body.close()
 	if err != nil {
 		return nil, o.fail(err)
 	}
 	return o.restore(resp), nil
-}
-
-// nextBody is called once by SetBody, to try it, and then for each attempt.
-func (o *operationRun) nextBody() (io.Reader, error) {
-	if o.probing {
-		return http.NoBody, nil
-	}
-	body, err := o.body.next()
-	if err != nil {
-		o.err = fmt.Errorf("the request's body for the next attempt: %w", err)
-	}
-	return body, err
 }
 
 // bodyForBase is the GetBody that the base sees.
@@ -119,7 +105,7 @@ func (o *operationRun) fail(err error) error {
 
 // restore makes the response what the base has returned.
 func (o *operationRun) restore(resp *http.Response) *http.Response {
-	resp.Request = o.req // where a redirect finds the key
+	resp.Request = &o.req // where a redirect finds the key
 	if o.cancel != nil && resp.Body != nil {
 		if w, ok := resp.Body.(io.ReadWriteCloser); ok {
 			resp.Body = &cancelPipe{w, o.cancel}
@@ -128,18 +114,6 @@ func (o *operationRun) restore(resp *http.Response) *http.Response {
 		}
 	}
 	return resp
-}
-
-// giveUp is called where the loop ends with neither a final answer nor a plain
-// error.
-func (o *operationRun) giveUp(resp *http.Response, err error, _ int) (*http.Response, error) {
-	if err == nil {
-		return resp, nil
-	}
-	if resp != nil && resp.Body != nil {
-		_ = resp.Body.Close()
-	}
-	return nil, err
 }
 
 // checkRetry decides what becomes of an attempt. The error it returns ends the
@@ -158,6 +132,7 @@ func (o *operationRun) checkRetry(_ context.Context, resp *http.Response, err er
 		drain(resp.Body)
 		resp.Body = http.NoBody
 		o.endAttempt(nil)
+		o.loop.RetryWaitMin = o.wait
 		return true, nil
 	}
 	if berr := o.bufferResponse(resp); berr != nil {
@@ -186,12 +161,12 @@ func (o *operationRun) afterError(err error) (bool, error) {
 	if o.err == nil { // else it is the base's own, without wrapping
 		o.err = err
 	}
-	v, notSent := judgeError(o.req, o.err)
+	v, notSent := judgeError(&o.req, o.err)
 	notSent = !o.begun || notSent && !o.touched.Load()
 	o.ambiguous = o.ambiguous || !notSent
 	o.endAttempt(nil)
 	again := false
-	if v == retry && o.ctx.Err() == nil {
+	if v == retry && o.begun && o.ctx.Err() == nil {
 		again = o.plan(retry, nil, &notSent)
 	}
 	if o.begun {
@@ -200,6 +175,7 @@ func (o *operationRun) afterError(err error) (bool, error) {
 	if !again {
 		return false, o.err
 	}
+	o.loop.RetryWaitMin = o.wait
 	return true, nil
 }
 
@@ -259,7 +235,7 @@ const minWait = time.Millisecond
 
 func (o *operationRun) bufferResponse(resp *http.Response) error {
 	limit := sizeOr(o.t.MaxBufferedResponse, DefaultMaxBufferedResponse)
-	if o.key == "" || limit < 0 || !hasBody(resp) || streams(resp) || o.t.Stream != nil && o.t.Stream(o.req) {
+	if o.key == "" || limit < 0 || !hasBody(resp) || streams(resp) || o.t.Stream != nil && o.t.Stream(&o.req) {
 		return nil
 	}
 	err := buffer(resp, limit)
@@ -280,13 +256,13 @@ func (o *operationRun) observe(status int, err error, again bool) {
 	}
 	if o.t.OnAttempt != nil {
 		o.t.OnAttempt(o.ctx, Attempt{
-			Request: o.req, Key: o.key, Number: o.attempts, Status: status, Err: err,
+			Request: &o.req, Key: o.key, Number: o.attempts, Status: status, Err: err,
 			Elapsed: time.Since(o.began), Retry: again, Wait: wait,
 		})
 	}
 	if o.t.Logger != nil && again {
 		o.t.Logger.LogAttrs(o.ctx, slog.LevelInfo, "idempotency: retrying",
-			slog.String("method", methodOf(o.req)), slog.String("host", o.req.URL.Host),
+			slog.String("method", methodOf(&o.req)), slog.String("host", o.req.URL.Host),
 			slog.Int("attempt", o.attempts), slog.Int("status", status), slog.Any("error", err), slog.Duration("wait", wait))
 	}
 }
@@ -295,14 +271,26 @@ func (o *operationRun) observe(status int, err error, again bool) {
 type attempt operationRun
 
 // RoundTrip implements [http.RoundTripper].
-func (a *attempt) RoundTrip(req *http.Request) (*http.Response, error) {
+func (a *attempt) RoundTrip(*http.Request) (*http.Response, error) {
 	o := (*operationRun)(a)
 	o.err, o.begun = nil, false
 	if err := o.ctx.Err(); err != nil { // while it waited, just as the wait was over
-		if req.Body != nil {
-			_ = req.Body.Close()
-		}
 		return nil, err
+	}
+	req := &o.req
+	if o.attempts > 0 {
+		// The one before may still be in use: net/http goes on writing a request
+		// while it returns an answer.
+		again := o.req
+		req = &again
+	}
+	if !o.body.none {
+		body, err := o.body.next()
+		if err != nil {
+			o.err = fmt.Errorf("the request's body for the next attempt: %w", err)
+			return nil, o.err
+		}
+		req.Body = body
 	}
 	o.attempts++
 	o.counted++

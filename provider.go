@@ -122,12 +122,13 @@ func (p *Provider) maxKeyLength() int {
 
 func (p *Provider) validate() error {
 	switch h := p.header(); {
+	case p.MaxKeyLength < 0:
+		return fmt.Errorf("%w: Provider.MaxKeyLength is negative", ErrConfig)
+	case p.Header == "":
 	case h == "Host" || h == "Content-Length" || h == "Transfer-Encoding" || h == "Trailer" || h == "Connection":
 		return fmt.Errorf("%w: Provider.Header %q has a meaning of its own", ErrConfig, p.Header)
 	case !isToken(h):
 		return fmt.Errorf("%w: Provider.Header %q is not the name of a header", ErrConfig, p.Header)
-	case p.MaxKeyLength < 0:
-		return fmt.Errorf("%w: Provider.MaxKeyLength is negative", ErrConfig)
 	}
 	return nil
 }

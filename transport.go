@@ -126,11 +126,10 @@ func (t *Transport) newOperation(req *http.Request) (*operationRun, error) {
 		return nil, &Error{Key: key, Err: err}
 	}
 	o := &operationRun{t: t, ctx: req.Context(), policy: policy, key: key, idempotent: key != "" || idempotentMethod(req.Method)}
-	o.body, err = newRequestBody(req, o.idempotent && policy.MaxAttempts > 1, sizeOr(t.MaxBufferedBody, DefaultMaxBufferedBody))
-	if err != nil {
+	if err := o.body.take(req, o.idempotent && policy.MaxAttempts > 1, sizeOr(t.MaxBufferedBody, DefaultMaxBufferedBody)); err != nil {
 		return nil, &Error{Key: key, Err: fmt.Errorf("reading the request's body: %w", err)}
 	}
-	o.req = t.prepare(req, o)
+	o.prepare(req)
 	return o, nil
 }
 
@@ -186,10 +185,11 @@ func (t *Transport) chosenKey(req *http.Request) (key string, ok bool, err error
 	return keyFromContext(req.Context())
 }
 
-// prepare returns the request that is sent. The caller's is left alone.
-func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
-	p := &t.Provider
-	out := req.WithContext(o.ctx)
+// prepare makes the request that is sent. The caller's is left alone.
+func (o *operationRun) prepare(req *http.Request) {
+	p := &o.t.Provider
+	o.req = *req
+	out := &o.req
 	out.Header = req.Header.Clone()
 	if out.Header == nil {
 		out.Header = make(http.Header, 2)
@@ -210,7 +210,6 @@ func (t *Transport) prepare(req *http.Request, o *operationRun) *http.Request {
 	if o.body.getBody != nil && !o.body.none {
 		out.GetBody = o.bodyForBase
 	}
-	return out
 }
 
 // redirectedToOther reports whether req follows a redirect that changed the
