@@ -2,7 +2,12 @@ module github.com/effectonce/idempotency/examples
 
 go 1.26.0
 
-require github.com/effectonce/idempotency v0.0.0
+require (
+	github.com/effectonce/idempotency v0.0.0
+	github.com/jackc/pgx/v5 v5.13.0
+	github.com/jarcoal/httpmock v1.4.2
+	github.com/stripe/stripe-go/v82 v82.5.1
+)
 
 require (
 	github.com/cenkalti/backoff/v4 v4.3.0 // indirect
@@ -13,10 +18,10 @@ require (
 	github.com/hashicorp/go-retryablehttp v0.7.8 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
-	github.com/jackc/pgx/v5 v5.13.0 // indirect
-	github.com/jarcoal/httpmock v1.4.2 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/ncruces/go-strftime v1.1.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	golang.org/x/sync v0.24.0 // indirect
 	modernc.org/libc v1.80.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect
