@@ -51,6 +51,9 @@ func TestContract(t *testing.T) {
 		{name: "stored failure", method: "POST", api: []httpmock.Responder{answer(500, "", "Idempotent-Replayed", "true")}, calls: 1, keyed: true, status: 500},
 		{name: "Stripe: in progress without Retry-After", provider: idempotency.Stripe(), method: "POST", api: []httpmock.Responder{answer(409, ""), done}, calls: 2, keyed: true, status: 201},
 		{name: "Mercado Pago: locked", provider: idempotency.MercadoPago(), method: "POST", api: []httpmock.Responder{answer(423, ""), done}, calls: 2, keyed: true, status: 201},
+		{name: "Modern Treasury: in progress without Retry-After", provider: idempotency.ModernTreasury(), method: "POST", api: []httpmock.Responder{answer(409, ""), done}, calls: 2, keyed: true, status: 201},
+		{name: "Mercado Pago: conflict", provider: idempotency.MercadoPago(), method: "POST", api: []httpmock.Responder{answer(409, "")}, calls: 1, keyed: true, status: 409},
+		{name: "PayPal's PATCH has no key and no second try", provider: idempotency.PayPal(), method: "PATCH", api: []httpmock.Responder{answer(503, "")}, calls: 1, status: 503},
 		{name: "PayPal", provider: idempotency.PayPal(), method: "POST", api: []httpmock.Responder{broken, done}, calls: 2, keyed: true, status: 201},
 		{name: "IETF", provider: idempotency.IETF(), method: "POST", key: `"mine"`, api: []httpmock.Responder{broken, done}, calls: 2, keyed: true, status: 201},
 	}

@@ -222,3 +222,69 @@ func TestDeterministicTellsPartsApart(t *testing.T) {
 		t.Errorf("key %s, want %s as ever", got, want)
 	}
 }
+
+// A header that was not set by Header.Set is the caller's key all the same, and
+// no second one goes beside it.
+func TestOwnKeyInOtherLetters(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"idempotency-key", "IDEMPOTENCY-KEY"} {
+		b := answering(lost, status(201, ""))
+		req := newPost(t, apiURL, "x")
+		req.Header[name] = []string{"own"}
+		resp, err := (&idempotency.Transport{Base: b, Retry: quick()}).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := b.oneKey(t, 2); got != "own" || len(b.reqs[0].Header) != 1 {
+			t.Errorf("%s: sent with %v", name, b.reqs[0].Header)
+		}
+		if req.Header[name] == nil {
+			t.Errorf("%s: the caller's header has become %v", name, req.Header)
+		}
+	}
+}
+
+// An empty list of values, by which net/http is told that a request may be
+// replayed, is no key.
+func TestEmptyListOfValuesIsNoKey(t *testing.T) {
+	t.Parallel()
+	for method, keyed := range map[string]bool{"POST": true, "GET": false} {
+		b := answering(status(201, ""))
+		req := newPost(t, apiURL, "")
+		req.Method, req.Header["Idempotency-Key"] = method, []string{}
+		resp, err := (&idempotency.Transport{Base: b}).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := b.keys[0] != ""; got != keyed {
+			t.Errorf("%s: header %v", method, b.reqs[0].Header)
+		}
+	}
+}
+
+func TestTwoKeysAreRefused(t *testing.T) {
+	t.Parallel()
+	b := answering(status(201, ""))
+	req := newPost(t, apiURL, "x")
+	req.Header["Idempotency-Key"] = []string{"a", "b"}
+	if _, err := (&idempotency.Transport{Base: b}).RoundTrip(req); !errors.Is(err, idempotency.ErrInvalidKey) || b.count() != 0 {
+		t.Errorf("RoundTrip: %v", err)
+	}
+}
+
+// A wrapper inside that writes to the header writes to one attempt's.
+func TestHeaderPerAttempt(t *testing.T) {
+	t.Parallel()
+	b := answering(lost, lost, status(201, ""))
+	resp, err := (&idempotency.Transport{Base: b, Retry: quick()}).RoundTrip(newPost(t, apiURL, "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	b.reqs[1].Header.Set("X-Attempt", "2")
+	if b.reqs[0].Header.Get("X-Attempt") != "" || b.reqs[2].Header.Get("X-Attempt") != "" {
+		t.Error("attempts share a header")
+	}
+}

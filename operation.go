@@ -282,6 +282,7 @@ func (a *attempt) RoundTrip(*http.Request) (*http.Response, error) {
 		// The one before may still be in use: net/http goes on writing a request
 		// while it returns an answer.
 		again := o.req
+		again.Header = o.req.Header.Clone() // some wrappers write to it
 		req = &again
 	}
 	if !o.body.none {

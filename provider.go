@@ -53,10 +53,11 @@ func Stripe() Provider {
 	}
 }
 
-// PayPal has a header of its own, for keys of up to 108 characters.
+// PayPal has a header of its own, for keys of up to 108 characters on POST. Not
+// every one of its APIs honours it, see their references.
 // https://developer.paypal.com/api/rest/reference/idempotency/
 func PayPal() Provider {
-	return Provider{Header: "PayPal-Request-Id", MaxKeyLength: 108}
+	return Provider{Header: "PayPal-Request-Id", Methods: []string{http.MethodPost}, MaxKeyLength: 108}
 }
 
 // Adyen takes keys of up to 64 characters on POST, and says by Transient-Error
@@ -66,20 +67,29 @@ func Adyen() Provider {
 	return Provider{Methods: []string{http.MethodPost}, MaxKeyLength: 64, RetryHeader: "Transient-Error"}
 }
 
-// CheckoutCom is Checkout.com, with a header of its own.
-// https://www.checkout.com/docs/developer-resources/api/idempotency
-func CheckoutCom() Provider { return Provider{Header: "Cko-Idempotency-Key"} }
-
-// MercadoPago has a header of its own, for keys of up to 64 characters, and
-// answers 423 while a request with the key is in progress.
-// https://www.mercadopago.com.mx/developers/en/docs/wallet-connect/payment-flow/idempotency
-func MercadoPago() Provider {
-	return Provider{Header: "X-Idempotency-Key", MaxKeyLength: 64, InProgress: []int{http.StatusLocked}}
+// CheckoutCom is Checkout.com, with a header of its own on POST. It keeps
+// successes only: a request that failed is carried out again under its key.
+// https://www.checkout.com/docs/payments/manage-payments/idempotency
+func CheckoutCom() Provider {
+	return Provider{Header: "Cko-Idempotency-Key", Methods: []string{http.MethodPost}}
 }
 
-// ModernTreasury takes keys on POST and PATCH in the standard header.
-// https://docs.moderntreasury.com/platform/reference/idempotent-requests
-func ModernTreasury() Provider { return Provider{} }
+// MercadoPago has a header of its own, for keys of up to 64 characters on POST,
+// and answers 423 while a request with the key is in progress. Its 409 is final.
+// https://www.mercadopago.com.mx/developers/en/docs/wallet-connect/payment-flow/idempotency/responses
+func MercadoPago() Provider {
+	return Provider{
+		Header: "X-Idempotency-Key", Methods: []string{http.MethodPost}, MaxKeyLength: 64,
+		InProgress: []int{http.StatusLocked}, FinalConflict: true,
+	}
+}
+
+// ModernTreasury takes keys on POST in the standard header, ignores them on
+// PATCH, and answers 409 while a request with the key is in progress.
+// https://docs.moderntreasury.com/reference/idempotent-requests
+func ModernTreasury() Provider {
+	return Provider{Methods: []string{http.MethodPost}, InProgress: []int{http.StatusConflict}}
+}
 
 // Increase takes keys of up to 200 characters on POST, marks a repeated answer
 // by Idempotent-Replayed, and answers a key that was used for another request
@@ -111,6 +121,22 @@ func (p *Provider) header() string {
 		return standardHeader
 	}
 	return http.CanonicalHeaderKey(p.Header)
+}
+
+// in returns the values of the header in h, and its name there: a caller may
+// have set it without Header.Set, in other letters, and a second one beside it
+// would be a second key.
+func (p *Provider) in(h http.Header) (name string, values []string) {
+	header := p.header()
+	if values := h[header]; len(values) > 0 {
+		return header, values
+	}
+	for name, values := range h {
+		if len(name) == len(header) && len(values) > 0 && strings.EqualFold(name, header) {
+			return name, values
+		}
+	}
+	return header, nil
 }
 
 func (p *Provider) maxKeyLength() int {

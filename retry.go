@@ -124,8 +124,8 @@ const (
 	inProgress                // wait until the earlier request is done
 )
 
-// judgeResponse says what resp means. retried says whether the request may be
-// sent again at all, and keyed whether it carried a key.
+// judgeResponse says what resp means. keyed says whether the request carried a
+// key.
 func (p *Provider) judgeResponse(resp *http.Response, keyed bool) verdict {
 	if keyed && strings.EqualFold(resp.Header.Get(replayHeader), "true") {
 		return final

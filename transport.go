@@ -76,7 +76,7 @@ type Attempt struct {
 	Number  int           // from 1
 	Status  int           // of the response, 0 without one
 	Err     error         // why there is no response
-	Elapsed time.Duration // from the send to the response's header
+	Elapsed time.Duration // from the send until it was judged, what was buffered of the answer included
 	Retry   bool          // whether there will be another attempt
 	Wait    time.Duration // the pause until then
 }
@@ -143,10 +143,11 @@ func sizeOr(n, def int64) int64 {
 // keyFor returns the operation's key, "" for a request that gets none.
 func (t *Transport) keyFor(req *http.Request) (string, error) {
 	p := &t.Provider
-	if redirectedToOther(req) || !p.keyed(methodOf(req)) && len(req.Header[p.header()]) == 0 {
+	_, own := p.in(req.Header)
+	if redirectedToOther(req) || !p.keyed(methodOf(req)) && own == nil {
 		return "", nil
 	}
-	key, chosen, err := t.chosenKey(req)
+	key, chosen, err := t.chosenKey(req, own)
 	if err != nil {
 		return "", err
 	}
@@ -166,14 +167,15 @@ func (t *Transport) keyFor(req *http.Request) (string, error) {
 }
 
 // chosenKey returns the key that was there before the request came to us.
-func (t *Transport) chosenKey(req *http.Request) (key string, ok bool, err error) {
+// own are the values of its header.
+func (t *Transport) chosenKey(req *http.Request, own []string) (key string, ok bool, err error) {
 	p := &t.Provider
-	switch values := req.Header[p.header()]; len(values) {
+	switch len(own) {
 	case 0:
 	case 1:
-		return p.parse(values[0]), true, nil
+		return p.parse(own[0]), true, nil
 	default:
-		return "", false, fmt.Errorf("%w: the request has %d %s headers", ErrInvalidKey, len(values), p.header())
+		return "", false, fmt.Errorf("%w: the request has %d %s headers", ErrInvalidKey, len(own), p.header())
 	}
 	// A redirect that keeps method and body is the same operation. net/http
 	// makes a new request for it, from the caller's, which has no key.
@@ -196,11 +198,14 @@ func (o *operationRun) prepare(req *http.Request) {
 	}
 	out.RequestURI = "" // set where a server's request is passed on
 	header := p.header()
-	switch {
+	switch own, values := p.in(out.Header); {
 	case redirectedToOther(req):
-		delete(out.Header, header) // net/http has copied it, where the caller set it
-	case o.key != "" && len(out.Header[header]) == 0:
+		delete(out.Header, own) // net/http has copied it, where the caller set it
+	case o.key != "" && values == nil:
 		out.Header[header] = []string{p.format(o.key)}
+	case own != header:
+		delete(out.Header, own)
+		out.Header[header] = values
 	}
 	repeatable := o.body.none || o.body.getBody != nil
 	if o.key != "" && repeatable && header != standardHeader && header != netHTTPHeader && out.Header[netHTTPHeader] == nil {
