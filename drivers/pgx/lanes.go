@@ -98,15 +98,18 @@ type lanes struct {
 	bytes int // most bytes in a batch, unless one call alone has more
 
 	mu      sync.Mutex
-	taken   int
-	waiting []*call // not empty only if all lanes are taken
+	inside  int     // callers
+	taken   int     // lanes
+	waiting []*call // not empty only while lanes are taken
 }
 
 // do makes the call c. An error is that of c alone. If ctx ends meanwhile, the
 // call may have been made or not.
 func (l *lanes) do(ctx context.Context, c *call) error {
+	defer l.exit()
 	l.mu.Lock()
-	if l.taken < l.width {
+	l.inside++
+	if l.taken < l.open() && len(l.waiting) == 0 {
 		l.taken++
 		l.mu.Unlock()
 		defer l.pass()
@@ -134,11 +137,26 @@ func (l *lanes) do(ctx context.Context, c *call) error {
 	return nil
 }
 
+func (l *lanes) exit() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inside--
+}
+
+// open is how many lanes there are to use: half of them in a crowd, where fewer
+// commits at a time, with more in each, get more done.
+func (l *lanes) open() int {
+	if l.inside > l.width {
+		return (l.width + 1) / 2
+	}
+	return l.width
+}
+
 // pass gives the caller's lane to whoever waits longest.
 func (l *lanes) pass() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.waiting) == 0 {
+	if len(l.waiting) == 0 || l.taken > l.open() {
 		l.taken--
 		return
 	}
