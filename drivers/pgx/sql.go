@@ -12,7 +12,7 @@ type statements struct {
 	get        string
 	renew      string // token, lease
 	complete   string // token, status, code, header, body, ttl
-	completeTx string // the same, whatever the times say
+	completeTx string // the same, whatever the row says
 	release    string // token
 	resolve    string // new token, code, header, body, ttl
 	free       string
@@ -118,6 +118,12 @@ UPDATE {table} SET
 	expires_at = clock_timestamp() + $8::interval
 WHERE scope = $1 AND id_key = $2 AND token = $3::bytea`
 
+// In the transaction that has claimed it, a row can't be completed already.
+const completeTxSQL = `
+UPDATE {table} SET status = $4::smallint, code = $5::integer, header = $6::bytea, body = $7::bytea,
+	expires_at = clock_timestamp() + $8::interval
+WHERE scope = $1 AND id_key = $2 AND token = $3::bytea`
+
 // statement_timestamp() and not clock_timestamp(), which no index can be
 // searched by.
 const purgeSQL = `
@@ -146,7 +152,7 @@ func newStatements(table string) statements {
 		get:        plain(`SELECT 0, {columns}, clock_timestamp() FROM {table} WHERE scope = $1 AND id_key = $2`),
 		renew:      plain(`UPDATE {table} SET lease_until = clock_timestamp() + $4::interval` + mine),
 		complete:   plain(completeSQL + ` AND ` + present),
-		completeTx: plain(completeSQL),
+		completeTx: plain(completeTxSQL),
 		release:    plain(`DELETE FROM {table}` + mine),
 		resolve: plain(`UPDATE {table} SET token = $3::bytea, status = 2, code = $4::integer, header = $5::bytea,
 			body = $6::bytea, expires_at = clock_timestamp() + $7::interval

@@ -112,10 +112,11 @@ func turns(b *testing.B, callers int, floor, store func(context.Context) error) 
 	turn := func(f func(context.Context) error) float64 {
 		var wg sync.WaitGroup
 		var failed atomic.Pointer[error]
+		var taken atomic.Int64
 		start := time.Now()
 		for range callers {
 			wg.Go(func() {
-				for range perTurn {
+				for taken.Add(1) <= int64(callers*perTurn) { // so that all end together
 					if err := f(ctx); err != nil {
 						failed.Store(&err)
 						return
@@ -242,34 +243,41 @@ func BenchmarkPostgresTx(b *testing.B) {
 		b.Run(strconv.Itoa(callers), func(b *testing.B) {
 			pool := openPool(b, poolMax)
 			s, table := openStore(b, pool, pgxstore.Options{})
-			charges := table + "_charges"
-			sqlExec(b, pool, "CREATE TABLE "+charges+" (id text PRIMARY KEY, amount bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())")
-			b.Cleanup(func() { sqlExec(b, pool, "DROP TABLE "+charges) })
-			insert := "INSERT INTO " + charges + " (id, amount) VALUES ($1, $2)"
-			floor := func(ctx context.Context) error {
-				tx, err := pool.Begin(ctx)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback(ctx) //nolint:errcheck // after Commit it does nothing
-				if _, err := tx.Exec(ctx, insert, dedup.NewToken().String(), 1999); err != nil {
-					return err
-				}
-				return tx.Commit(ctx)
-			}
-			turns(b, callers, floor, func(ctx context.Context) error {
-				tx, res, err := s.Begin(ctx, newClaim())
-				if err != nil || tx == nil {
-					return fmt.Errorf("begin: %v, %w", res.State, err)
-				}
-				wctx := tx.Context(ctx)
-				if _, err := pgxstore.Tx(wctx).Exec(wctx, insert, dedup.NewToken().String(), 1999); err != nil {
-					return err
-				}
-				return tx.Commit(ctx, completed())
-			})
+			floor, store := businessTx(b, pool, s, table)
+			turns(b, callers, floor, store)
 		})
 	}
+}
+
+// businessTx returns a transaction of one INSERT, by hand and in the store.
+func businessTx(b *testing.B, pool *pgxpool.Pool, s *pgxstore.Store, table string) (floor, store func(context.Context) error) {
+	charges := table + "_charges"
+	sqlExec(b, pool, "CREATE TABLE "+charges+" (id text PRIMARY KEY, amount bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())")
+	b.Cleanup(func() { sqlExec(b, pool, "DROP TABLE "+charges) })
+	insert := "INSERT INTO " + charges + " (id, amount) VALUES ($1, $2)"
+	floor = func(ctx context.Context) error {
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx) //nolint:errcheck // after Commit it does nothing
+		if _, err := tx.Exec(ctx, insert, dedup.NewToken().String(), 1999); err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	}
+	store = func(ctx context.Context) error {
+		tx, res, err := s.Begin(ctx, newClaim())
+		if err != nil || tx == nil {
+			return fmt.Errorf("begin: %v, %w", res.State, err)
+		}
+		wctx := tx.Context(ctx)
+		if _, err := pgxstore.Tx(wctx).Exec(wctx, insert, dedup.NewToken().String(), 1999); err != nil {
+			return err
+		}
+		return tx.Commit(ctx, completed())
+	}
+	return floor, store
 }
 
 // BenchmarkPostgresGrowth is a claim in a table of 10,000 rows (the floor) and
