@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"regexp"
 	"strings"
@@ -50,9 +51,8 @@ type dialect interface {
 	write(ctx context.Context, s *Store) (done func(), err error)
 
 	// enter makes ready for a transaction that claims k; errTaken if another
-	// one has claimed it. leave is called after the transaction: clean says
-	// that it is over and its connection is as it was before.
-	enter(ctx context.Context, s *Store, k dedup.Key) (b beginner, leave func(clean bool), err error)
+	// one has claimed it.
+	enter(ctx context.Context, s *Store, k dedup.Key) (hold, error)
 
 	// settled reads the row of k once a transaction whose end was not seen can
 	// no longer be under way.
@@ -60,6 +60,19 @@ type dialect interface {
 
 	// purge removes at most n expired rows, in one transaction.
 	purge(ctx context.Context, s *Store, n int) (int, error)
+}
+
+// hold is what a transaction needs and holds beside itself.
+type hold struct {
+	beginner
+	allow   func()           // is called before COMMIT
+	leave   func(clean bool) // after it: is its connection as it was before?
+	guarded bool             // nothing is committed before allow
+}
+
+// beginner is where a transaction begins: the pool, or one connection of it.
+type beginner interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
 }
 
 // DefaultTable is the table's name unless [Options.Table] says otherwise.

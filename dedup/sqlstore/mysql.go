@@ -86,10 +86,10 @@ func (*mysql) write(context.Context, *Store) (func(), error) { return func() {},
 // whole transaction back, and a work that goes on regardless would have every
 // later statement committed by itself. So they make another transaction,
 // which is rolled back when the claim is found missing from it.
-func (d *mysql) enter(ctx context.Context, s *Store, k dedup.Key) (beginner, func(bool), error) {
+func (d *mysql) enter(ctx context.Context, s *Store, k dedup.Key) (hold, error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
-		return nil, nil, err
+		return hold{}, err
 	}
 	name, err := d.lockName(ctx, conn, s, k)
 	if err == nil {
@@ -99,7 +99,7 @@ func (d *mysql) enter(ctx context.Context, s *Store, k dedup.Key) (beginner, fun
 	}
 	if err != nil {
 		discard(conn)
-		return nil, nil, err
+		return hold{}, err
 	}
 	leave := func(clean bool) {
 		if clean {
@@ -114,7 +114,7 @@ func (d *mysql) enter(ctx context.Context, s *Store, k dedup.Key) (beginner, fun
 		}
 		discard(conn)
 	}
-	return conn, leave, nil
+	return hold{beginner: conn, allow: func() {}, leave: leave}, nil
 }
 
 // discard closes a connection for good, with what it may still hold.

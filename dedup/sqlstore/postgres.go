@@ -89,8 +89,8 @@ func (postgres) ask(ctx context.Context, q querier, c *claim) (row, error) {
 
 func (postgres) write(context.Context, *Store) (func(), error) { return func() {}, nil }
 
-func (postgres) enter(_ context.Context, s *Store, _ dedup.Key) (beginner, func(bool), error) {
-	return s.db, func(bool) {}, nil
+func (postgres) enter(_ context.Context, s *Store, _ dedup.Key) (hold, error) {
+	return hold{beginner: s.db, allow: func() {}, leave: func(bool) {}}, nil
 }
 
 // settled waits for the lock of the lost transaction, which the server lets go

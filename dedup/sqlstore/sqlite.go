@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/effectonce/idempotency/dedup"
@@ -118,7 +119,7 @@ func (d *sqlite) write(ctx context.Context, _ *Store) (func(), error) {
 
 func (d *sqlite) leave() { <-d.turn }
 
-func (d *sqlite) enter(ctx context.Context, s *Store, k dedup.Key) (beginner, func(bool), error) {
+func (d *sqlite) enter(ctx context.Context, s *Store, k dedup.Key) (hold, error) {
 	d.mu.Lock()
 	_, taken := d.open[k]
 	if !taken {
@@ -126,7 +127,7 @@ func (d *sqlite) enter(ctx context.Context, s *Store, k dedup.Key) (beginner, fu
 	}
 	d.mu.Unlock()
 	if taken {
-		return nil, nil, errTaken
+		return hold{}, errTaken
 	}
 	free := func() {
 		d.mu.Lock()
@@ -136,9 +137,39 @@ func (d *sqlite) enter(ctx context.Context, s *Store, k dedup.Key) (beginner, fu
 	done, err := d.write(ctx, s)
 	if err != nil {
 		free()
-		return nil, nil, err
+		return hold{}, err
 	}
-	return s.db, func(bool) { done(); free() }, nil
+	h := hold{beginner: s.db, allow: func() {}, leave: func(bool) { done(); free() }}
+	if s.guard == nil {
+		return h, nil
+	}
+	if h, err = s.guarded(ctx, h); err != nil {
+		done()
+		free()
+	}
+	return h, err
+}
+
+// guarded has h begin on a connection that commits nothing before h.allow.
+func (s *Store) guarded(ctx context.Context, h hold) (hold, error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return hold{}, err
+	}
+	var allowed atomic.Bool
+	err = conn.Raw(func(c any) error { return s.guard(c, func() bool { return !allowed.Load() }) })
+	if err != nil {
+		discard(conn)
+		return hold{}, err
+	}
+	leave := func(clean bool) {
+		if conn.Raw(func(c any) error { return s.guard(c, nil) }) != nil {
+			discard(conn)
+		}
+		conn.Close() //nolint:errcheck // it goes back to the pool, or is closed already
+		h.leave(clean)
+	}
+	return hold{beginner: conn, allow: func() { allowed.Store(true) }, leave: leave, guarded: true}, nil
 }
 
 // settled needs no lock: a COMMIT within this process is over when it returns.

@@ -35,6 +35,14 @@ type Options struct {
 	// this Store lets one transaction write at a time (5 s if 0).
 	BusyTimeout time.Duration
 
+	// Guard makes a connection of the driver's refuse to commit while refuse
+	// returns true, or, if refuse is nil, makes it as it was before. With
+	// SQLite, it keeps work that goes on after the database has rolled its
+	// transaction back (for an interrupted statement, or a full disk) from
+	// committing each further statement by itself. sqlitedb.NewStore of
+	// drivers/sqlite brings one. nil: no guard. Others don't need it.
+	Guard func(driverConn any, refuse func() bool) error
+
 	// Prepare makes the Store prepare its statements, once for each connection,
 	// for drivers that don't remember them by themselves: lib/pq. With MySQL
 	// and SQLite it always does; with pgx it must not, which has its own cache,
@@ -49,6 +57,7 @@ type Store struct {
 	dialect   dialect
 	q         queries
 	classify  func(error) Class
+	guard     func(driverConn any, refuse func() bool) error
 	isolation sql.IsolationLevel
 	fullName  string // of the table, for names of locks
 	preparer  preparer
@@ -73,7 +82,7 @@ func New(db *sql.DB, d Dialect, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{db: db, classify: opts.Classify, isolation: opts.Isolation, fullName: name}
+	s := &Store{db: db, classify: opts.Classify, guard: opts.Guard, isolation: opts.Isolation, fullName: name}
 	s.preparer.wanted = opts.Prepare
 	switch d {
 	case Postgres:

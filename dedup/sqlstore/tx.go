@@ -10,11 +10,6 @@ import (
 	"github.com/effectonce/idempotency/dedup"
 )
 
-// beginner is where a transaction begins: the pool, or one connection of it.
-type beginner interface {
-	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
-}
-
 type txKey struct{}
 
 // Tx returns the transaction that the work runs in, or nil outside of
@@ -73,20 +68,20 @@ type peeker interface {
 }
 
 func (s *Store) begin(ctx context.Context, c *claim) (*tx, dedup.Result, error) {
-	from, leave, err := s.dialect.enter(ctx, s, c.Key)
+	h, err := s.dialect.enter(ctx, s, c.Key)
 	if errors.Is(err, errTaken) {
 		return nil, dedup.Result{State: dedup.InProgress}, nil
 	}
 	if err != nil {
 		return nil, dedup.Result{}, err
 	}
-	t := &tx{s: s, c: c, leave: leave}
+	t := &tx{s: s, c: c, hold: h}
 	// The transaction must not end with ctx but by Commit or Rollback alone, or
 	// it could not be told from one that the work has ended.
 	var life context.Context
 	life, t.kill = context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, t.kill)
-	t.tx, err = from.BeginTx(life, &sql.TxOptions{Isolation: s.isolation})
+	t.tx, err = h.BeginTx(life, &sql.TxOptions{Isolation: s.isolation})
 	if err != nil {
 		stop()
 		t.end(false)
@@ -116,11 +111,11 @@ func orContext(ctx context.Context, err error) error {
 
 // tx is a [dedup.Tx].
 type tx struct {
-	s     *Store
-	c     *claim
-	tx    *sql.Tx
-	kill  context.CancelFunc // ends the transaction, at the latest
-	leave func(clean bool)
+	s    *Store
+	c    *claim
+	tx   *sql.Tx
+	kill context.CancelFunc // ends the transaction, at the latest
+	hold hold
 }
 
 // Context implements [dedup.Tx]; see [Tx].
@@ -130,7 +125,7 @@ func (t *tx) Context(ctx context.Context) context.Context {
 
 func (t *tx) end(clean bool) {
 	t.kill()
-	t.leave(clean)
+	t.hold.leave(clean)
 }
 
 // Commit implements [dedup.Tx].
@@ -140,6 +135,7 @@ func (t *tx) Commit(ctx context.Context, done dedup.Completion) error {
 		t.end(rerr == nil || errors.Is(rerr, sql.ErrTxDone))
 		return fmt.Errorf("sqlstore: commit: %w", err)
 	}
+	t.hold.allow()
 	stop := context.AfterFunc(ctx, t.kill)
 	err := t.tx.Commit()
 	stop()
@@ -177,13 +173,15 @@ func (t *tx) complete(ctx context.Context, done dedup.Completion) error {
 		return fmt.Errorf("%w: the claim is gone from it", dedup.ErrTxAborted)
 	case err == nil:
 		return nil
+	case errors.Is(err, sql.ErrTxDone) && t.hold.guarded:
+		return fmt.Errorf("%w: the work has ended it: %w", dedup.ErrTxAborted, err)
 	case errors.Is(err, sql.ErrTxDone):
 		return fmt.Errorf("%w: %w", dedup.ErrTxEnded, err)
 	}
-	switch t.s.classify(err) {
-	case Serialization, Busy:
+	switch class := t.s.classify(err); {
+	case class == Serialization, class == Busy:
 		return fmt.Errorf("%w: %w", dedup.ErrSerialization, err)
-	case Aborted:
+	case class == Aborted, class == Conflict && t.hold.guarded: // refused
 		return fmt.Errorf("%w: %w", dedup.ErrTxAborted, err)
 	}
 	return fmt.Errorf("%w: %w", dedup.ErrNotCommitted, err)
@@ -213,7 +211,7 @@ func (t *tx) Rollback(context.Context) error {
 	inTime := timer.Stop() // else the transaction may have been ended by us
 	ended := errors.Is(err, sql.ErrTxDone) && inTime
 	t.end(err == nil || ended)
-	if ended {
+	if ended && !t.hold.guarded {
 		return fmt.Errorf("sqlstore: rollback: %w: %w", dedup.ErrTxEnded, err)
 	}
 	return nil // else the connection is lost, and the transaction with it

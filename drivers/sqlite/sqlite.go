@@ -80,6 +80,9 @@ func NewStore(db *sql.DB, opts sqlstore.Options) (*sqlstore.Store, error) {
 	if opts.Classify == nil {
 		opts.Classify = Classify
 	}
+	if opts.Guard == nil {
+		opts.Guard = Guard
+	}
 	return sqlstore.New(db, sqlstore.SQLite, opts)
 }
 
@@ -100,4 +103,25 @@ func Classify(err error) sqlstore.Class {
 		return sqlstore.Conflict
 	}
 	return sqlstore.Other
+}
+
+// Guard makes a connection of modernc.org/sqlite commit nothing while refuse
+// returns true, for [sqlstore.Options]. It takes the connection's only commit
+// hook.
+func Guard(driverConn any, refuse func() bool) error {
+	c, ok := driverConn.(sqlite.HookRegisterer)
+	if !ok {
+		return fmt.Errorf("sqlitedb: %T has no commit hook", driverConn)
+	}
+	if refuse == nil {
+		c.RegisterCommitHook(nil)
+		return nil
+	}
+	c.RegisterCommitHook(func() int32 {
+		if refuse() {
+			return 1
+		}
+		return 0
+	})
+	return nil
 }

@@ -70,7 +70,26 @@ func TestStore(t *testing.T) {
 }
 
 func TestTxStore(t *testing.T) {
-	storetest.RunTx(t, func(t *testing.T) dedup.TxStore { return newFixture(t) }, storetest.TxCaps{
+	storetest.RunTx(t, func(t *testing.T) dedup.TxStore { return newFixture(t) }, txCaps())
+}
+
+// Without a Guard the work can end the transaction.
+func TestUnguardedTxStore(t *testing.T) {
+	caps := txCaps()
+	caps.End = func(ctx context.Context) error { return sqlstore.Tx(ctx).Commit() }
+	storetest.RunTx(t, func(t *testing.T) dedup.TxStore {
+		f := newFixture(t)
+		s, err := sqlstore.New(f.db, sqlstore.SQLite, sqlstore.Options{Classify: sqlitedb.Classify})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Store = s
+		return f
+	}, caps)
+}
+
+func txCaps() storetest.TxCaps {
+	return storetest.TxCaps{
 		Caps: caps(),
 		Effect: func(ctx context.Context, n string) error {
 			_, err := sqlstore.Tx(ctx).ExecContext(ctx, `INSERT INTO effects VALUES (?)`, n)
@@ -88,9 +107,8 @@ func TestTxStore(t *testing.T) {
 			}
 			return nil
 		},
-		End:    func(ctx context.Context) error { return sqlstore.Tx(ctx).Commit() },
 		Serial: true,
-	})
+	}
 }
 
 func (f *fixture) effects(t *testing.T) (names []string) {

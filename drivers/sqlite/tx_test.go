@@ -150,21 +150,3 @@ func TestContextOfBegin(t *testing.T) {
 		t.Errorf("%d effects, want 2", n)
 	}
 }
-
-func TestTxEnded(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	for name, end := range map[string]func(dedup.Tx) error{
-		"commit":   func(tx dedup.Tx) error { return tx.Commit(t.Context(), done) },
-		"rollback": func(tx dedup.Tx) error { return tx.Rollback(t.Context()) },
-	} {
-		tx := begin(t, f, claimOf(name), dedup.Won)
-		if err := sqlstore.Tx(tx.Context(t.Context())).Commit(); err != nil {
-			t.Fatal(err)
-		}
-		if err := end(tx); !errors.Is(err, dedup.ErrTxEnded) {
-			t.Errorf("%s = %v, want ErrTxEnded", name, err)
-		}
-		begin(t, f, claimOf(name), dedup.InProgress)
-	}
-}

@@ -484,19 +484,27 @@ func TestServerRollback(t *testing.T) {
 	})
 }
 
-// A handler that ends the transaction itself breaks the promise, and is told.
+// A handler that ends the transaction itself is refused where the store can: pgx
+// leaves the transaction as it is, SQLite has undone it. Else the promise is
+// broken, and the client is told that the outcome is unknown.
 func TestServerTransactionEnded(t *testing.T) {
 	t.Parallel()
 	onTransactions(t, func(t *testing.T, b *backend) {
-		var ended bool
+		var ended, undone bool
 		g := b.guard(dedup.Transaction, func(w http.ResponseWriter, r *http.Request) {
 			b.do(t, r)
-			ended = endTx(t, r.Context())
+			ended, undone = endTx(t, r.Context())
 			io.WriteString(w, "done")
 		})
 		w := serve(g, charge("x"))
-		if !ended {
-			wantAnswer(t, w, 200, "done") // pgx: refused, and no harm done
+		switch {
+		case undone:
+			wantAnswer(t, w, 500, server.TypeRolledBack)
+			b.wantEffects(t, 0)
+			return
+		case !ended:
+			wantAnswer(t, w, 200, "done")
+			b.wantEffects(t, 1)
 			return
 		}
 		wantAnswer(t, w, 500, server.TypeOutcomeUnknown)

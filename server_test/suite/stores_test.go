@@ -321,20 +321,17 @@ func openPgx(t *testing.T, level pgx.TxIsoLevel) *backend {
 	}
 }
 
-// endTx ends the transaction that a handler was given, which it must not. It
-// reports false where the store does not let it.
-func endTx(t *testing.T, ctx context.Context) bool {
+// endTx ends the transaction that a handler was given, which it must not.
+func endTx(t *testing.T, ctx context.Context) (ended, undone bool) {
 	t.Helper()
 	if tx, ok := sqlstore.LookupTx(ctx); ok {
-		if err := tx.Commit(); err != nil {
-			t.Error(err)
-		}
-		return true
+		ended = tx.Commit() == nil
+		return ended, !ended
 	}
 	if err := pgxstore.Tx(ctx).Commit(ctx); err == nil || errors.Is(err, pgx.ErrTxClosed) {
 		t.Errorf("Commit of the work's pgx.Tx: %v; want to be refused", err)
 	}
-	return false
+	return false, false
 }
 
 // lapse ends the lease that the running request of key holds, as time does when
