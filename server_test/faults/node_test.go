@@ -217,6 +217,9 @@ func startNode(t testing.TB, cfg nodeConfig) *node {
 	if err := n.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	// One that hangs says where, and ends.
+	hangs := time.AfterFunc(time.Minute, func() { _ = n.cmd.Process.Signal(syscall.SIGQUIT) })
+	defer hangs.Stop()
 	lines := bufio.NewScanner(stdout)
 	for n.addr == "" && lines.Scan() {
 		if addr, ok := strings.CutPrefix(lines.Text(), "listening on "); ok {
