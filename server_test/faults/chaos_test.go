@@ -179,9 +179,9 @@ func (c *chaos) torment(ctx context.Context, t *testing.T, dice *rand.Rand) {
 			return
 		case <-tick.C:
 		}
-		c.nodes[dice.IntN(len(c.nodes))].net.change(t, dice)
+		c.nodes[dice.IntN(len(c.nodes))].net.change(dice)
 		if c.dbNet != nil && n%3 == 0 {
-			c.dbNet.change(t, dice)
+			c.dbNet.change(dice)
 		}
 		if n%7 == 0 {
 			node := c.nodes[dice.IntN(len(c.nodes))]
