@@ -187,6 +187,8 @@ var errRolledBack = errors.New("consumer: the database rolled the transaction ba
 //
 // In MySQL, and in SQLite, Mark waits for that other transaction instead, at
 // most as long as innodb_lock_wait_timeout and the driver's busy timeout say.
+// In MySQL commit also after false, before the message is acknowledged: InnoDB
+// shows the other's commit before it is on disk, and yours makes sure of it.
 func (in *Inbox) Mark(ctx context.Context, tx *sql.Tx, id string) (first bool, err error) {
 	key, err := checkKey(in.Group, id)
 	if err != nil {

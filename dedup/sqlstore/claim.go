@@ -18,6 +18,7 @@ type claim struct {
 	dedup.Claim
 	scope, id any
 	args      []any // scope, id, token, fingerprint, lease, ttl
+	row       row   // that was last judged
 }
 
 func (s *Store) newClaim(dc dedup.Claim) (*claim, error) {
@@ -57,6 +58,7 @@ func (c *claim) settle(ctx context.Context, q querier) (dedup.Result, error) {
 			return dedup.Result{}, err
 		}
 		r.fresh = r.fresh || took && r.holds(c.Token)
+		c.row = r
 		res, st := c.judge(&r, q.s)
 		if st == nil {
 			return res, nil
@@ -77,6 +79,14 @@ func (c *claim) settle(ctx context.Context, q querier) (dedup.Result, error) {
 		}
 	}
 	return dedup.Result{}, fmt.Errorf("%w: the key changed hands %d times meanwhile", dedup.ErrBusy, maxTries)
+}
+
+// durable returns once an outcome that the claim is told outlasts a crash.
+func (c *claim) durable(ctx context.Context, s *Store, res dedup.Result) error {
+	if res.State != dedup.Completed && res.State != dedup.Unknown {
+		return nil
+	}
+	return s.dialect.durable(ctx, s, c.Key, c.row)
 }
 
 // judge says what r means to the claim, or which statement must change it

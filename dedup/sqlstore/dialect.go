@@ -58,6 +58,11 @@ type dialect interface {
 	// no longer be under way.
 	settled(ctx context.Context, s *Store, k dedup.Key) (row, error)
 
+	// durable returns once the outcome in r, the row of k, outlasts a crash of
+	// the database. It is called outside of transactions, with no connection
+	// held.
+	durable(ctx context.Context, s *Store, k dedup.Key, r row) error
+
 	// purge removes at most n expired rows, in one transaction.
 	purge(ctx context.Context, s *Store, n int) (int, error)
 }

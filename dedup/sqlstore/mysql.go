@@ -6,8 +6,10 @@ import (
 	"database/sql/driver"
 	_ "embed"
 	"encoding/hex"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/effectonce/idempotency/dedup"
@@ -19,7 +21,20 @@ var schemaMySQL string
 type mysql struct {
 	mu       sync.Mutex
 	database string // locks belong to the server, so their names need it
+
+	logged atomic.Int32 // does the binary log make a commit durable? 0: not asked yet
 }
+
+// How the server makes commits durable.
+const (
+	logUnknown = iota
+	logNone    // there is no binary log, or it is not on disk with each commit
+	logSynced
+)
+
+// durableAfter is the age from which on an outcome is on disk: no commit takes
+// as long.
+const durableAfter = time.Minute
 
 func (*mysql) queries(t table) queries {
 	x := syntax{
@@ -28,6 +43,7 @@ func (*mysql) queries(t table) queries {
 		now:     `UTC_TIMESTAMP(6)`,
 		after:   `UTC_TIMESTAMP(6) + INTERVAL {n} MICROSECOND`,
 		instant: `TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {c})`,
+		stamp:   `lease_until = {now}, `, // see durable
 	}
 	q := x.common()
 	q.schema = schemaFor(schemaMySQL, t, "`")
@@ -37,6 +53,7 @@ func (*mysql) queries(t table) queries {
 	q.insert = x.statement(into + `VALUES ($1, $2, $3, $4, 1, 1, {after $5}, {now}, {after $6})`)
 	q.insertTx = x.statement(into + `SELECT $1, $2, $3, $4, 1, 1, {after $5}, {now}, {after $6} FROM DUAL WHERE @idempotency_lock = 1`)
 	q.lockRow = x.statement(`SELECT {columns} FROM {table} WHERE scope = $1 AND id_key = $2 FOR UPDATE`)
+	q.touch = x.statement(`UPDATE {table} SET lease_until = lease_until - INTERVAL 1 MICROSECOND WHERE scope = $1 AND id_key = $2 AND token = $3`)
 	q.purge = x.statement(`SELECT scope, id_key FROM {table} WHERE status = $1 AND expires_at <= {now}
 		AND (status = 2 OR lease_until <= {now}) ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED`)
 	q.purgeRows = x.expand(`DELETE FROM {table} WHERE `)
@@ -137,6 +154,39 @@ func (d *mysql) lockName(ctx context.Context, conn *sql.Conn, s *Store, k dedup.
 	}
 	sum := digest(d.database, s.fullName, k.Scope, k.ID)
 	return "idem" + hex.EncodeToString(sum[:24]), nil
+}
+
+// durable commits a change of the row. InnoDB shows a commit to others before
+// its log is on disk, and a crash in between forgets it: who was told "done"
+// would have been told of an effect that is then gone. A later commit has its
+// log behind the first one's, so that when it is on disk both are. With a
+// binary log there is no need, since that is on disk before InnoDB commits.
+//
+// A completion sets lease_until to its own time, by which old rows are told and
+// left alone.
+func (d *mysql) durable(ctx context.Context, s *Store, k dedup.Key, r row) error {
+	if !r.young() {
+		return nil
+	}
+	if d.logged.Load() == logUnknown {
+		var synced bool
+		if err := s.db.QueryRowContext(ctx, `SELECT @@log_bin = 1 AND @@sync_binlog = 1`).Scan(&synced); err != nil {
+			return err
+		}
+		d.logged.Store(logNone)
+		if synced {
+			d.logged.Store(logSynced)
+		}
+	}
+	if d.logged.Load() == logSynced {
+		return nil
+	}
+	scope, id := d.key(k)
+	n, err := querier{s: s}.exec(ctx, s.q.touch, scope, id, r.token)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%w: the row has gone again", dedup.ErrBusy)
+	}
+	return err
 }
 
 // settled waits for the row itself: a transaction that is under way still has

@@ -93,6 +93,9 @@ func (postgres) enter(_ context.Context, s *Store, _ dedup.Key) (hold, error) {
 	return hold{beginner: s.db, allow: func() {}, leave: func(bool) {}}, nil
 }
 
+// durable: Postgres shows a commit to nobody before it is on disk.
+func (postgres) durable(context.Context, *Store, dedup.Key, row) error { return nil }
+
 // settled waits for the lock of the lost transaction, which the server lets go
 // once that is committed or rolled back, and then looks.
 func (postgres) settled(ctx context.Context, s *Store, k dedup.Key) (row, error) {

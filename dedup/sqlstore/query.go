@@ -29,6 +29,7 @@ type queries struct {
 	purge    *statement // limit
 
 	lockRow   *statement // key; MySQL only
+	touch     *statement // key, token; MySQL only
 	purgeRows string     // keys follow; MySQL only
 }
 
@@ -38,6 +39,7 @@ type syntax struct {
 	now     string // an instant, by the database's clock
 	after   string // an instant, {n} microseconds from now
 	instant string // reads the column {c} as micros can scan it
+	stamp   string // what else is set with an outcome; may be empty
 }
 
 // common returns the statements that differ in syntax only.
@@ -60,13 +62,13 @@ func (x syntax) common() queries {
 			AND status = 1 AND lease_until <= {now} AND expires_at > {now}`),
 		renew: x.statement(`UPDATE {table} SET lease_until = {after $4}` + mine + `status = 1 AND ` + present),
 		// status comes last: MySQL assigns from left to right.
-		complete: x.statement(`UPDATE {table} SET expires_at = {after $7},
+		complete: x.statement(`UPDATE {table} SET {stamp}expires_at = {after $7},
 			code = CASE WHEN status = 1 THEN $4 ELSE code END,
 			header = CASE WHEN status = 1 THEN $5 ELSE header END,
 			body = CASE WHEN status = 1 THEN $6 ELSE body END,
 			status = CASE WHEN status = 1 THEN $8 ELSE status END` + mine + present),
 		release: x.statement(`DELETE FROM {table}` + mine + `status = 1 AND ` + present),
-		resolve: x.statement(`UPDATE {table} SET token = $3, status = 2, code = $4, header = $5, body = $6, expires_at = {after $7}
+		resolve: x.statement(`UPDATE {table} SET {stamp}token = $3, status = 2, code = $4, header = $5, body = $6, expires_at = {after $7}
 			WHERE scope = $1 AND id_key = $2 AND ` + doubt),
 		free: x.statement(`DELETE FROM {table} WHERE scope = $1 AND id_key = $2 AND ` + doubt),
 	}
@@ -81,6 +83,7 @@ func (x syntax) statement(text string) *statement {
 
 func (x syntax) expand(text string) string {
 	text = strings.ReplaceAll(text, "{columns}", columns)
+	text = strings.ReplaceAll(text, "{stamp}", x.stamp)
 	text = strings.ReplaceAll(text, "{table}", x.table)
 	text = strings.ReplaceAll(text, "{c {now}}", strings.ReplaceAll(x.instant, "{c}", x.now))
 	text = strings.ReplaceAll(text, "{now}", x.now)
@@ -130,7 +133,7 @@ func (st *statement) args(args []any) []any {
 }
 
 func (q *queries) all() []*statement {
-	return []*statement{q.insert, q.insertTx, q.get, q.reclaim, q.takeover, q.renew, q.complete, q.release, q.resolve, q.free, q.purge, q.lockRow}
+	return []*statement{q.insert, q.insertTx, q.get, q.reclaim, q.takeover, q.renew, q.complete, q.release, q.resolve, q.free, q.purge, q.lockRow, q.touch}
 }
 
 // preparer prepares all statements once.

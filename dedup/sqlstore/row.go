@@ -35,6 +35,11 @@ func (r *row) expired() bool {
 	return r.expires <= r.now && !r.live() && !r.is(dedup.StatusUnknown)
 }
 
+// young says of a row with an outcome that its commit may still be under way.
+func (r *row) young() bool {
+	return !r.is(dedup.StatusInProgress) && r.leaseEnd > r.now-micros(durableAfter.Microseconds())
+}
+
 func (r *row) holds(t dedup.Token) bool { return string(r.token) == string(t[:]) }
 
 func (r *row) record() dedup.Record {

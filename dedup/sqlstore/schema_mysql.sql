@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS idempotency_keys (
     fingerprint VARBINARY(64)  NOT NULL, -- of the request
     status      TINYINT        NOT NULL,
     attempt     INT            NOT NULL, -- runs started
-    lease_until DATETIME(6)    NOT NULL,
+    lease_until DATETIME(6)    NOT NULL, -- with status 2 and 3: when it came to that
     created_at  DATETIME(6)    NOT NULL,
     expires_at  DATETIME(6)    NOT NULL,
     code        INT            NOT NULL DEFAULT 0,

@@ -172,6 +172,9 @@ func (s *Store) guarded(ctx context.Context, h hold) (hold, error) {
 	return hold{beginner: conn, allow: func() { allowed.Store(true) }, leave: leave, guarded: true}, nil
 }
 
+// durable: SQLite shows a commit to nobody before it is on disk.
+func (*sqlite) durable(context.Context, *Store, dedup.Key, row) error { return nil }
+
 // settled needs no lock: a COMMIT within this process is over when it returns.
 func (*sqlite) settled(ctx context.Context, s *Store, k dedup.Key) (row, error) {
 	return querier{s: s}.get(ctx, k.Scope, k.ID)

@@ -122,10 +122,15 @@ func (s *Store) Claim(ctx context.Context, dc dedup.Claim) (dedup.Result, error)
 	}
 	var res dedup.Result
 	err = s.again(ctx, func() (err error) {
-		res, err = c.settle(ctx, querier{s: s})
-		return err
+		if res, err = c.settle(ctx, querier{s: s}); err != nil {
+			return err
+		}
+		return c.durable(ctx, s, res)
 	})
-	return res, s.wrap("claim", err)
+	if err != nil {
+		return dedup.Result{}, s.wrap("claim", err)
+	}
+	return res, nil
 }
 
 // Renew implements [dedup.Store].
@@ -174,7 +179,7 @@ func (s *Store) fenced(ctx context.Context, call string, st *statement, key dedu
 	case !r.holds(token), r.expired(), running && !r.is(dedup.StatusInProgress), st == s.q.release:
 		return dedup.ErrLeaseLost
 	}
-	return nil
+	return s.wrap(call, s.dialect.durable(ctx, s, key, r))
 }
 
 // Get implements [dedup.Store].
@@ -186,6 +191,9 @@ func (s *Store) Get(ctx context.Context, key dedup.Key) (dedup.Record, error) {
 	r, err := querier{s: s}.get(ctx, scope, id)
 	if isNoRows(err) || err == nil && r.expired() {
 		return dedup.Record{}, dedup.ErrNotFound
+	}
+	if err == nil {
+		err = s.dialect.durable(ctx, s, key, r)
 	}
 	if err != nil {
 		return dedup.Record{}, s.wrap("get", err)

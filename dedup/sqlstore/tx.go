@@ -95,6 +95,9 @@ func (s *Store) begin(ctx context.Context, c *claim) (*tx, dedup.Result, error) 
 		return t, res, nil
 	}
 	t.end(t.tx.Rollback() == nil)
+	if err == nil {
+		err = c.durable(ctx, s, res)
+	}
 	if err != nil {
 		return nil, dedup.Result{}, orContext(ctx, err)
 	}
@@ -193,6 +196,9 @@ func (t *tx) find(ctx context.Context, err error) error {
 	r, ferr := t.s.dialect.settled(ctx, t.s, t.c.Key)
 	switch {
 	case ferr == nil && r.holds(t.c.Token) && !r.is(dedup.StatusInProgress):
+		if derr := t.s.dialect.durable(ctx, t.s, t.c.Key, r); derr != nil {
+			return fmt.Errorf("%w (and its outcome may not last: %w)", err, derr)
+		}
 		return nil
 	case ferr == nil, isNoRows(ferr):
 		return fmt.Errorf("%w: %w", dedup.ErrNotCommitted, err)
