@@ -52,6 +52,39 @@ func TestClaimCutByTheCallerLeavesNothing(t *testing.T) {
 	wantAnswer(t, mustDo(t, e, request("f"), new(answers).work("one")), dedup.Won, "one")
 }
 
+// silent is a store that never answers a claim.
+type silent struct{ dedup.TxStore }
+
+func (silent) Claim(ctx context.Context, _ dedup.Claim) (dedup.Result, error) {
+	<-ctx.Done()
+	return dedup.Result{}, ctx.Err()
+}
+
+func (silent) Begin(ctx context.Context, _ dedup.Claim) (dedup.Tx, dedup.Result, error) {
+	<-ctx.Done()
+	return nil, dedup.Result{}, ctx.Err()
+}
+
+// Over a network that swallows everything the caller has an answer within a
+// lease, not after all the time that the work could have taken.
+func TestSilentStoreIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []dedup.Mode{dedup.Lease, dedup.Transaction} {
+		synctest.Test(t, func(t *testing.T) {
+			s, _ := newTx()
+			e := &dedup.Engine{Store: silent{s}, Mode: mode, Lease: 30 * time.Second}
+			began := time.Now()
+			_, err := e.Do(t.Context(), request("f"), never(t))
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v: Do = %v, want context.DeadlineExceeded", mode, err)
+			}
+			if took := time.Since(began); took > 31*time.Second {
+				t.Errorf("%v: it took %v", mode, took)
+			}
+		})
+	}
+}
+
 func TestBusyStoreIsNotAskedAgain(t *testing.T) {
 	t.Parallel()
 	s := newFaulty()

@@ -59,7 +59,9 @@ func (e *Engine) claim(ctx context.Context, c Claim) (Result, error) {
 	var err error
 	for try := range claimTries {
 		began := e.began()
-		res, err = e.Store.Claim(ctx, c)
+		tctx, end := context.WithTimeout(ctx, c.Lease/claimTries) // all of them take at most a lease
+		res, err = e.Store.Claim(tctx, c)
+		end()
 		if err == nil {
 			e.observe(ctx, began, Event{Kind: EventClaimed, Key: c.Key, State: res.State, Attempt: res.Record.Attempt})
 			return res, nil

@@ -32,8 +32,13 @@ func (e *Engine) transact(ctx context.Context, c Claim, work Work) (step, error)
 	wctx, rn, cancel := e.workContext(ctx, c.Key, 1)
 	defer cancel(nil)
 
+	// A claim that takes longer than a lease is of no more use: a connection on
+	// which no answer comes must not hold the caller up for all of the work's
+	// time.
+	bctx, end := context.WithTimeout(wctx, c.Lease)
 	began := e.began()
-	tx, res, err := e.Store.(TxStore).Begin(wctx, c)
+	tx, res, err := e.Store.(TxStore).Begin(bctx, c)
+	end()
 	if err != nil {
 		e.storeFailed(ctx, began, "Begin", c.Key, err)
 		return step{}, fmt.Errorf("dedup: begin: %w", err)
