@@ -17,6 +17,9 @@ type badNetwork struct {
 	fault    atomic.Pointer[fault] // never nil
 	ctx      context.Context       // ends with the test
 	links    sync.WaitGroup
+
+	mu    sync.Mutex
+	lossy []context.CancelFunc // end the connections that have lost bytes
 }
 
 // fault is what befalls the bytes that go in one direction, or both.
@@ -85,9 +88,29 @@ func newBadNetwork(t testing.TB, upstream string) *badNetwork {
 func (n *badNetwork) addr() string { return n.listener.Addr().String() }
 
 // change replaces the network's fault by another one.
-func (n *badNetwork) change(dice *rand.Rand) { n.fault.Store(randomFault(dice)) }
+func (n *badNetwork) change(dice *rand.Rand) { n.set(randomFault(dice)) }
 
-func (n *badNetwork) heal() { n.fault.Store(noFault) }
+func (n *badNetwork) heal() { n.set(noFault) }
+
+func (n *badNetwork) set(f *fault) {
+	n.fault.Store(f)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, end := range n.lossy {
+		end()
+	}
+	n.lossy = nil
+}
+
+// loses has a connection end with the fault f that it has lost bytes by.
+func (n *badNetwork) loses(f *fault, end context.CancelFunc) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lossy = append(n.lossy, end)
+	if n.fault.Load() != f {
+		end()
+	}
+}
 
 func (n *badNetwork) accept() {
 	for {
@@ -112,23 +135,20 @@ func (n *badNetwork) carry(client net.Conn) {
 	stop := context.AfterFunc(ctx, func() { client.Close(); server.Close() })
 	defer stop()
 	var both sync.WaitGroup
-	both.Go(func() { defer end(); n.pump(ctx, server, client, true) })
-	both.Go(func() { defer end(); n.pump(ctx, client, server, false) })
+	both.Go(func() { defer end(); n.pump(ctx, end, server, client, true) })
+	both.Go(func() { defer end(); n.pump(ctx, end, client, server, false) })
 	both.Wait()
 }
 
-func (n *badNetwork) pump(ctx context.Context, to, from net.Conn, up bool) {
+func (n *badNetwork) pump(ctx context.Context, end context.CancelFunc, to, from net.Conn, up bool) {
 	buf := make([]byte, 4096)
-	f, left, lost := noFault, 0, false
+	f, left := noFault, 0
 	for {
 		k, err := from.Read(buf)
 		if err != nil {
 			return
 		}
 		if now := n.fault.Load(); now != f {
-			if lost {
-				return // what comes next would not fit what came before
-			}
 			f, left = now, now.bytes
 		}
 		b := buf[:k]
@@ -149,7 +169,7 @@ func (n *badNetwork) pump(ctx context.Context, to, from net.Conn, up bool) {
 		switch {
 		case !ended:
 		case f.end == swallow:
-			lost = true
+			n.loses(f, end)
 		default:
 			if f.end == reset {
 				for _, c := range []net.Conn{to, from} {
