@@ -148,13 +148,14 @@ func (o *Outbox) Purge(ctx context.Context, limit int) (int, error) {
 	if limit <= 0 {
 		return 0, fmt.Errorf("%w: purge: %w", ErrConfig, errLimit)
 	}
+	if o.Dialect == MySQL {
+		return o.purgeMySQL(ctx, limit)
+	}
 	old := `state = 3 AND available_at < ` + o.before(o.Retention) + ` ORDER BY available_at LIMIT ` + strconv.Itoa(limit)
 	var q string
 	switch o.Dialect {
 	case Postgres:
 		q = `DELETE FROM ` + o.table() + ` WHERE seq = ANY (ARRAY(SELECT seq FROM ` + o.table() + ` WHERE ` + old + ` FOR UPDATE SKIP LOCKED))`
-	case MySQL:
-		q = `DELETE FROM ` + o.table() + ` WHERE ` + old
 	default:
 		q = `DELETE FROM ` + o.table() + ` WHERE seq IN (SELECT seq FROM ` + o.table() + ` WHERE ` + old + `)`
 	}
@@ -163,6 +164,34 @@ func (o *Outbox) Purge(ctx context.Context, limit int) (int, error) {
 		return 0, fmt.Errorf("outbox: purge: %w", err)
 	}
 	return n, nil
+}
+
+// purgeMySQL locks what it can get and removes that by its keys. A DELETE with
+// the condition itself also locks what it passes on its way, and would wait for
+// transactions that are just writing messages.
+func (o *Outbox) purgeMySQL(ctx context.Context, limit int) (n int, err error) {
+	err = o.inTx(ctx, "purge", &sql.TxOptions{Isolation: sql.LevelReadCommitted}, func(tx *sql.Tx) error {
+		rows, err := tx.QueryContext(ctx, `SELECT seq FROM `+o.table()+` FORCE INDEX (by_time) WHERE state = 3 AND available_at < `+
+			o.before(o.Retention)+` ORDER BY available_at LIMIT `+strconv.Itoa(limit)+` FOR UPDATE SKIP LOCKED`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		var old []int64
+		for rows.Next() {
+			var seq int64
+			if err := rows.Scan(&seq); err != nil {
+				return err
+			}
+			old = append(old, seq)
+		}
+		if err := rows.Err(); err != nil || len(old) == 0 {
+			return err
+		}
+		n, err = affected(tx.ExecContext(ctx, `DELETE FROM `+o.table()+` WHERE seq IN (`+list(old)+`)`))
+		return err
+	})
+	return n, err
 }
 
 func (o *Outbox) before(d time.Duration) string {

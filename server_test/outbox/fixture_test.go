@@ -1,4 +1,3 @@
-// Package outbox_test tests package outbox on real databases and brokers.
 package outbox_test
 
 import (
@@ -84,9 +83,16 @@ func missing(t *testing.T, what string, err error) {
 
 // forEach runs a test on each kind of database.
 func forEach(t *testing.T, test func(t *testing.T, d database, box *outbox.Outbox)) {
+	forEachSerial(t, func(t *testing.T, d database, box *outbox.Outbox) {
+		t.Parallel()
+		test(t, d, box)
+	})
+}
+
+// forEachSerial does the same one after the other.
+func forEachSerial(t *testing.T, test func(t *testing.T, d database, box *outbox.Outbox)) {
 	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
 			d, box := newDatabase(t, kind)
 			test(t, d, box)
 		})
@@ -97,10 +103,12 @@ func enqueue(ctx context.Context, box *outbox.Outbox, msgs ...outbox.Message) er
 	return box.InTx(ctx, func(ctx context.Context, tx *sql.Tx) error { return box.Enqueue(ctx, tx, msgs...) })
 }
 
+// past is an instant that is long over.
+var past = map[outbox.Dialect]string{outbox.Postgres: `'2000-01-01'`, outbox.MySQL: `'2000-01-01'`, outbox.SQLite: `0`}
+
 // expire moves the stored times, since tests don't sleep.
 func expire(ctx context.Context, box *outbox.Outbox) error {
-	past := map[outbox.Dialect]string{outbox.Postgres: `'2000-01-01'`, outbox.MySQL: `'2000-01-01'`, outbox.SQLite: `0`}[box.Dialect]
-	_, err := box.DB.ExecContext(ctx, `UPDATE `+box.Table+` SET available_at = `+past+` WHERE state IN (0, 3)`)
+	_, err := box.DB.ExecContext(ctx, `UPDATE `+box.Table+` SET available_at = `+past[box.Dialect]+` WHERE state IN (0, 3)`)
 	return err
 }
 
