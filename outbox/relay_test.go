@@ -248,7 +248,9 @@ func TestLeaseIsRenewed(t *testing.T) {
 		b := &broker{hook: func(context.Context) { time.Sleep(10 * time.Second) }}
 		var wg sync.WaitGroup
 		for range 2 {
-			wg.Go(func() { relay(t, s, b, outbox.Options{Lease: 3 * time.Second, Poll: 100 * time.Millisecond}, time.Minute) })
+			wg.Go(func() {
+				relay(t, s, b, outbox.Options{Lease: 3 * time.Second, Poll: 100 * time.Millisecond}, time.Minute)
+			})
 		}
 		wg.Wait()
 		want(t, b.got(), "a", "b", "c")
