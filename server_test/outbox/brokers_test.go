@@ -1,7 +1,6 @@
 package outbox_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -19,11 +18,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/effectonce/idempotency"
 	kafkabroker "github.com/effectonce/idempotency/brokers/kafka"
 	natsbroker "github.com/effectonce/idempotency/brokers/nats"
 	rabbitbroker "github.com/effectonce/idempotency/brokers/rabbitmq"
 	"github.com/effectonce/idempotency/outbox"
+	"github.com/effectonce/idempotency/outbox/httppublisher"
 )
 
 // broker says where messages go to, in a form that can be handed to another
@@ -74,19 +73,7 @@ func (b broker) publisher() (outbox.Publisher, error) {
 		}
 		return kafkabroker.NewPublisher(client)
 	case "http":
-		client := &http.Client{Transport: &idempotency.Transport{}}
-		return outbox.PublisherFunc(func(ctx context.Context, m outbox.Message) error {
-			req, err := http.NewRequestWithContext(idempotency.WithKey(ctx, m.ID), http.MethodPost, b.Addr, bytes.NewReader(m.Payload))
-			if err != nil {
-				return err
-			}
-			resp, err := client.Do(req)
-			if err != nil {
-				return fmt.Errorf("%w: %w", outbox.ErrUnreachable, err)
-			}
-			resp.Body.Close()
-			return nil
-		}), nil
+		return &httppublisher.Publisher{URL: func(outbox.Message) (string, error) { return b.Addr, nil }}, nil
 	}
 	return nil, fmt.Errorf("no such broker: %q", b.Kind)
 }
