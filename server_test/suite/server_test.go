@@ -111,7 +111,9 @@ func TestServerReplay(t *testing.T) {
 	})
 }
 
-func TestServerConcurrentDuplicates(t *testing.T) {
+// Of 200 that arrive at once one runs; all others have its answer, or are told
+// that it is under way.
+func TestConcurrentDuplicates(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, b *backend, mode dedup.Mode) {
 		g := b.guard(mode, func(w http.ResponseWriter, r *http.Request) {
