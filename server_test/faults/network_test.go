@@ -34,10 +34,10 @@ type fault struct {
 type ending uint8
 
 const (
-	never ending = iota
-	cut          // the connection is closed
-	reset        // by RST
-	swallow      // bytes vanish, and the connection goes when the fault does
+	never   ending = iota
+	cut            // the connection is closed
+	reset          // by RST
+	swallow        // bytes vanish, and the connection goes when the fault does
 )
 
 var noFault = &fault{}
