@@ -16,7 +16,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	pgxoutbox "github.com/effectonce/idempotency/drivers/pgx/outbox"
 	"github.com/effectonce/idempotency/outbox"
 )
 
@@ -72,30 +75,62 @@ func (c child) takeOrders() error {
 		return err
 	}
 	defer box.DB.Close()
+	if c.Database.Kind == "pgx" {
+		return c.takeOrdersPgx()
+	}
 	place := `INSERT INTO ` + c.Database.orders() + ` (id) VALUES (?)`
 	if box.Dialect == outbox.Postgres {
 		place = strings.Replace(place, "?", "$1", 1)
 	}
-	for n := c.First; n < c.First+c.Orders; n++ {
-		err := box.InTx(context.Background(), func(ctx context.Context, tx *sql.Tx) error {
-			if _, err := tx.ExecContext(ctx, place, n); err != nil {
-				return err
-			}
-			c.step("before enqueue")
-			m := outbox.Message{Topic: c.Broker.Topic, Key: fmt.Sprint("customer ", n%3), Payload: fmt.Append(nil, n)}
-			if err := box.Enqueue(ctx, tx, m); err != nil {
-				return err
-			}
-			c.step("before commit")
-			if n%4 == 3 {
-				return errCancelled
-			}
-			return nil
+	return c.each(func(n int) error {
+		return box.InTx(context.Background(), func(ctx context.Context, tx *sql.Tx) error {
+			return c.takeOrder(n, func() error { _, err := tx.ExecContext(ctx, place, n); return err },
+				func(m outbox.Message) error { return box.Enqueue(ctx, tx, m) })
 		})
+	})
+}
+
+func (c child) takeOrdersPgx() error {
+	pool, err := pgxpool.New(context.Background(), c.Database.Addr)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	box := pgxoutbox.New(pool, pgxoutbox.Options{Table: c.Database.Table})
+	defer box.Close()
+	return c.each(func(n int) error {
+		return box.InTx(context.Background(), func(ctx context.Context, tx pgx.Tx) error {
+			place := `INSERT INTO ` + c.Database.orders() + ` (id) VALUES ($1)`
+			return c.takeOrder(n, func() error { _, err := tx.Exec(ctx, place, n); return err },
+				func(m outbox.Message) error { return box.Enqueue(ctx, tx, m) })
+		})
+	})
+}
+
+func (c child) each(transaction func(n int) error) error {
+	for n := c.First; n < c.First+c.Orders; n++ {
+		err := transaction(n)
 		c.step("after commit")
 		if err != nil && !errors.Is(err, errCancelled) {
 			return err
 		}
+	}
+	return nil
+}
+
+// takeOrder is what is done in one transaction.
+func (c child) takeOrder(n int, place func() error, enqueue func(outbox.Message) error) error {
+	if err := place(); err != nil {
+		return err
+	}
+	c.step("before enqueue")
+	m := outbox.Message{Topic: c.Broker.Topic, Key: fmt.Sprint("customer ", n%3), Payload: fmt.Append(nil, n)}
+	if err := enqueue(m); err != nil {
+		return err
+	}
+	c.step("before commit")
+	if n%4 == 3 {
+		return errCancelled
 	}
 	return nil
 }
@@ -194,7 +229,7 @@ func (c child) run(t *testing.T) {
 // order that was committed, and for no other, in the order of each customer's.
 func TestOutboxAtomicity(t *testing.T) {
 	t.Parallel()
-	for _, kind := range kinds {
+	for _, kind := range append(kinds[:len(kinds):len(kinds)], "pgx") {
 		for _, brokerKind := range brokerKinds {
 			t.Run(kind+"/"+brokerKind, func(t *testing.T) {
 				t.Parallel()

@@ -33,7 +33,7 @@ func (d database) open() (*outbox.Outbox, error) {
 	case "sqlite":
 		box.Dialect = outbox.SQLite
 		box.DB, err = sqlitedb.Open(d.Addr)
-	case "postgres":
+	case "postgres", "pgx":
 		box.Dialect = outbox.Postgres
 		box.DB, err = sql.Open("pgx", d.Addr)
 	case "mysql":
@@ -53,7 +53,7 @@ func newDatabase(t *testing.T, kind string) (database, *outbox.Outbox) {
 	switch kind {
 	case "sqlite":
 		d.Addr = filepath.Join(t.TempDir(), "test.db")
-	case "postgres":
+	case "postgres", "pgx":
 		d.Addr = cmp.Or(os.Getenv("IDEMPOTENCY_POSTGRES_URL"), "postgres://postgres@127.0.0.1:5432/test?sslmode=disable")
 	case "mysql":
 		d.Addr = cmp.Or(os.Getenv("IDEMPOTENCY_MYSQL_DSN"), "root@tcp(127.0.0.1:3306)/test")
