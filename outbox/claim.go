@@ -70,7 +70,7 @@ func (o *Outbox) Claim(ctx context.Context, limit int, lease time.Duration) (Cla
 	var err error
 	switch o.Dialect {
 	case Postgres:
-		c.Messages, err = o.query(ctx, o.DB, o.claimPostgres(), c.Token[:], lease.Microseconds(), limit)
+		c.Messages, err = o.query(ctx, o.DB, o.claimPostgres(limit), c.Token[:], lease.Microseconds())
 	case MySQL:
 		c.Messages, err = o.claimMySQL(ctx, c.Token, limit, lease)
 	default:
@@ -91,15 +91,18 @@ func (o *Outbox) Claim(ctx context.Context, limit int, lease time.Duration) (Cla
 // All of it reads one snapshot: a relay that was faster by a whole claim made its
 // rows either busy in it, or unfit when they are locked, and so holes.
 //
+// The limit is written out, since a plan made for any limit would read and sort
+// the whole backlog.
+//
 // Its commit waits for no disk: a lease that a crash of the database forgets
 // only means that the messages are claimed again.
-func (o *Outbox) claimPostgres() string {
+func (o *Outbox) claimPostgres(limit int) string {
 	t := o.table()
 	return `WITH quick AS MATERIALIZED (
 	SELECT set_config('synchronous_commit', 'off', true)
 ), got AS MATERIALIZED (
 	SELECT seq, msg_key FROM ` + t + ` WHERE ` + o.available() + `
-	ORDER BY seq LIMIT $3 FOR UPDATE SKIP LOCKED
+	ORDER BY seq LIMIT ` + strconv.Itoa(limit) + ` FOR UPDATE SKIP LOCKED
 ), hole AS MATERIALIZED (
 	SELECT k.msg_key, h.seq FROM (SELECT DISTINCT msg_key FROM got WHERE msg_key <> '') k
 	CROSS JOIN LATERAL (

@@ -22,7 +22,7 @@ const (
 
 // Options are those of a [Relay]. The zero value works.
 type Options struct {
-	Batch       int           // messages claimed at a time (100 if 0)
+	Batch       int           // messages claimed at a time (500 if 0)
 	Lease       time.Duration // how long a relay that died keeps its messages from others (30 s if 0); renewed at a third
 	Poll        time.Duration // how often to look without being woken (1 s if 0)
 	Grace       time.Duration // how long a stop waits for what is being published (10 s if 0)
@@ -74,7 +74,7 @@ func New(store Store, pub Publisher, opts Options) (*Relay, error) {
 	case opts.Poison > PutAside:
 		return nil, fmt.Errorf("%w: no such Poison: %d", ErrConfig, opts.Poison)
 	}
-	setDefault(&opts.Batch, 100)
+	setDefault(&opts.Batch, 500)
 	setDefault(&opts.Lease, 30*time.Second)
 	setDefault(&opts.Poll, time.Second)
 	setDefault(&opts.Grace, 10*time.Second)
