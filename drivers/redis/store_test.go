@@ -95,11 +95,18 @@ func caps(c redis.UniversalClient, byRedis bool) storetest.Caps {
 
 func TestStore(t *testing.T) {
 	t.Parallel()
-	c := shared(t)
-	for name, byRedis := range map[string]bool{"ExpiredByFields": false, "ExpiredByRedis": true} {
-		t.Run(name, func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T) dedup.Store { return newStore(t, c, redisstore.Options{}) }, caps(c, byRedis))
-		})
+	servers := map[string]*redis.Client{"": shared(t)}
+	if addr := os.Getenv("IDEMPOTENCY_VALKEY_ADDR"); addr != "" { // beside Redis, where there is one
+		c := redis.NewClient(&redis.Options{Addr: addr})
+		t.Cleanup(func() { c.Close() })
+		servers["Valkey"] = c
+	}
+	for server, c := range servers {
+		for name, byRedis := range map[string]bool{"ExpiredByFields": false, "ExpiredByRedis": true} {
+			t.Run(server+name, func(t *testing.T) {
+				storetest.Run(t, func(t *testing.T) dedup.Store { return newStore(t, c, redisstore.Options{}) }, caps(c, byRedis))
+			})
+		}
 	}
 }
 
@@ -110,18 +117,6 @@ func TestStoreRESP2(t *testing.T) {
 	c := redis.NewClient(&o)
 	t.Cleanup(func() { c.Close() })
 	storetest.Run(t, func(t *testing.T) dedup.Store { return newStore(t, c, redisstore.Options{}) }, caps(c, false))
-}
-
-// Valkey is tried where there is one.
-func TestStoreValkey(t *testing.T) {
-	t.Parallel()
-	addr := os.Getenv("IDEMPOTENCY_VALKEY_ADDR")
-	if addr == "" {
-		t.Skip("IDEMPOTENCY_VALKEY_ADDR is not set")
-	}
-	c := redis.NewClient(&redis.Options{Addr: addr})
-	t.Cleanup(func() { c.Close() })
-	storetest.Run(t, func(t *testing.T) dedup.Store { return newStore(t, c, redisstore.Options{}) }, caps(c, true))
 }
 
 func TestCluster(t *testing.T) {
