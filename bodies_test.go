@@ -289,3 +289,39 @@ func TestBodyIsClosedOnceOnEveryPath(t *testing.T) {
 		}
 	}
 }
+
+// A body that can be sent only once, as that of a request without a key, goes out
+// as it comes: its writer may be waiting for the other side.
+func TestBodyOfOneAttemptIsNotReadAhead(t *testing.T) {
+	t.Parallel()
+	r, w := io.Pipe()
+	arrived := make(chan struct{})
+	go func() {
+		io.WriteString(w, "a")
+		<-arrived
+		io.WriteString(w, "b")
+		w.Close()
+	}()
+	tr := &idempotency.Transport{
+		Key: func(*http.Request) (string, error) { return "", nil },
+		Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+			if _, err := io.ReadFull(req.Body, make([]byte, 1)); err != nil {
+				return nil, err
+			}
+			close(arrived)
+			rest, err := io.ReadAll(req.Body)
+			if err != nil || string(rest) != "b" {
+				t.Errorf("the rest is %q, %v", rest, err)
+			}
+			req.Body.Close()
+			return &http.Response{StatusCode: 201, Body: http.NoBody, Request: req}, nil
+		}),
+	}
+	req := newPost(t, apiURL, "")
+	req.Body, req.GetBody, req.ContentLength = r, nil, -1
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+}
