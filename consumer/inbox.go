@@ -210,7 +210,13 @@ func (in *Inbox) markOne(ctx context.Context, tx *sql.Tx, key dedup.Key) (bool, 
 		}
 		return first, wrap("mark", err)
 	}
-	res, err := tx.ExecContext(ctx, st.mark, in.arg(key.Scope), in.arg(key.ID))
+	var res sql.Result
+	var err error
+	if in.Dialect == MySQL {
+		res, err = tx.ExecContext(ctx, inline(st.mark, key.Scope, key.ID))
+	} else {
+		res, err = tx.ExecContext(ctx, st.mark, key.Scope, key.ID)
+	}
 	if err != nil {
 		return false, wrap("mark", err)
 	}

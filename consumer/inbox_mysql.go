@@ -1,6 +1,20 @@
 package consumer
 
-import "context"
+import (
+	"context"
+	"encoding/hex"
+	"strings"
+)
+
+// inline writes args into a statement as literals of bytes. The driver sends a
+// statement with arguments in two round trips, one to prepare it, and one without
+// in a single one.
+func inline(query string, args ...string) string {
+	for _, a := range args {
+		query = strings.Replace(query, "?", "x'"+hex.EncodeToString([]byte(a))+"'", 1)
+	}
+	return query
+}
 
 // purgeMySQL first looks, without locks, and then deletes row by row, by the
 // primary key. A DELETE of several rows may scan, as the server thinks best,

@@ -47,7 +47,7 @@ func (s *session) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	for _, name := range s.locks {
-		if _, err := s.conn.ExecContext(ctx, `DO RELEASE_LOCK(?)`, name); err != nil {
+		if _, err := s.conn.ExecContext(ctx, `DO RELEASE_LOCK('`+name+`')`); err != nil {
 			// A pooled connection would go on holding it: close it for good.
 			_ = s.conn.Raw(func(any) error { return driver.ErrBadConn })
 			break
@@ -92,7 +92,7 @@ func (s *session) markOne(ctx context.Context, id string) (bool, error) {
 	if s.in.Dialect == MySQL {
 		name := lockName(s.in.table(), s.in.Group, id)
 		var got sql.NullInt64
-		if err := s.tx.QueryRowContext(ctx, `SELECT GET_LOCK(?, 0)`, name).Scan(&got); err != nil {
+		if err := s.tx.QueryRowContext(ctx, `SELECT GET_LOCK('`+name+`', 0)`).Scan(&got); err != nil {
 			return false, wrap("lock", err)
 		}
 		if got.Int64 != 1 {
@@ -188,7 +188,7 @@ func (s *session) commit(ctx context.Context, ids []string, results []Result) er
 				continue
 			}
 			key, n := s.key(id), 0
-			if err := s.tx.QueryRowContext(ctx, s.st.marked, []byte(key.Scope), []byte(key.ID)).Scan(&n); err != nil {
+			if err := s.tx.QueryRowContext(ctx, inline(s.st.marked, key.Scope, key.ID)).Scan(&n); err != nil {
 				return wrap("commit", ended(ctx, err))
 			}
 			if n != 1 {
