@@ -1,6 +1,3 @@
-// Package suite runs the server, as a black box, on every store: what clients
-// and handlers were promised, and faults that users of other implementations
-// have reported.
 package suite
 
 import (
