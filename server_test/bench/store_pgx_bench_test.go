@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/effectonce/idempotency/dedup"
+	"github.com/effectonce/idempotency/dedup/sqlstore"
 	pgxstore "github.com/effectonce/idempotency/drivers/pgx"
 )
 
@@ -278,6 +280,36 @@ func businessTx(b *testing.B, pool *pgxpool.Pool, s *pgxstore.Store, table strin
 		return tx.Commit(ctx, completed())
 	}
 	return floor, store
+}
+
+// BenchmarkPostgresTxSQL is the same over database/sql, with pgx as its driver:
+// each statement and COMMIT is a round trip of its own there.
+func BenchmarkPostgresTxSQL(b *testing.B) {
+	for _, callers := range []int{1, 8} {
+		b.Run(strconv.Itoa(callers), func(b *testing.B) {
+			pool := openPool(b, poolMax)
+			_, table := openStore(b, pool, pgxstore.Options{})
+			floor, _ := businessTx(b, pool, nil, table)
+			db := stdlib.OpenDBFromPool(pool)
+			b.Cleanup(func() { db.Close() })
+			s, err := sqlstore.New(db, sqlstore.Postgres, sqlstore.Options{Table: table})
+			if err != nil {
+				b.Fatal(err)
+			}
+			turns(b, callers, floor, func(ctx context.Context) error {
+				tx, res, err := s.Begin(ctx, newClaim())
+				if err != nil || tx == nil {
+					return fmt.Errorf("begin: %v, %w", res.State, err)
+				}
+				wctx := tx.Context(ctx)
+				insert := "INSERT INTO " + table + "_charges (id, amount) VALUES ($1, $2)"
+				if _, err := sqlstore.Tx(wctx).ExecContext(wctx, insert, dedup.NewToken().String(), 1999); err != nil {
+					return err
+				}
+				return tx.Commit(ctx, completed())
+			})
+		})
+	}
 }
 
 // BenchmarkPostgresGrowth is a claim in a table of 10,000 rows (the floor) and
