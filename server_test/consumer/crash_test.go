@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"os"
@@ -26,24 +27,42 @@ func TestChild(t *testing.T) {
 	var p place
 	must(t, json.Unmarshal([]byte(spec), &p))
 	f := openFixture(t, p, false)
+	last := cmp.Or(os.Getenv(stepVariable), "written")
+	step := func(name string) {
+		if name == last {
+			os.Stdout.WriteString("handling\n")
+			select {} // until the end
+		}
+	}
+	step("received")
 	r := f.consumer("g").Handle(t.Context(), "e1", func(ctx context.Context) error {
+		step("marked")
 		must(t, f.write(ctx, "e1"))
-		os.Stdout.WriteString("handling\n")
-		select {} // until the end
+		step("written")
+		return nil
 	})
+	step("committed")
 	os.Stdout.WriteString("result " + r.Status.String() + "\n")
 }
+
+// stepVariable names the step that the child waits at.
+const stepVariable = "CONSUMER_TEST_STEP"
 
 // killed handles the event in another process, and kills that in the middle of
 // the handler. It returns false if the handler did not run.
 func killed(t *testing.T, f *fixture) bool {
+	t.Helper()
+	return killedAt(t, f, "written")
+}
+
+func killedAt(t *testing.T, f *fixture, step string) bool {
 	t.Helper()
 	spec, err := json.Marshal(f.place)
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestChild$")
-	cmd.Env = append(os.Environ(), childVariable+"="+string(spec))
+	cmd.Env = append(os.Environ(), childVariable+"="+string(spec), stepVariable+"="+step)
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
@@ -96,6 +115,26 @@ func TestKilledInTransaction(t *testing.T) {
 		wantStatus(t, eventually(t, f, func(ctx context.Context) error { return f.write(ctx, "e1") }), consumer.Done)
 		f.wantEffects(t, map[string]int{"e1": 1})
 	})
+}
+
+// Killed at each step of consuming an event: its redelivery finds it done, or
+// does it, and there is one effect.
+func TestKilledAtEveryStep(t *testing.T) {
+	for _, step := range []string{"received", "marked", "written", "committed"} {
+		t.Run(step, func(t *testing.T) {
+			over(t, inboxKinds, func(t *testing.T, f *fixture) {
+				if !killedAt(t, f, step) {
+					t.Fatal("the child did not come that far")
+				}
+				r := eventually(t, f, func(ctx context.Context) error { return f.write(ctx, "e1") })
+				wantStatus(t, r, consumer.Done)
+				if r.Duplicate != (step == "committed") {
+					t.Errorf("duplicate: %t", r.Duplicate)
+				}
+				f.wantEffects(t, map[string]int{"e1": 1})
+			})
+		})
+	}
 }
 
 // Starts are counted before the handler runs: an event that takes its process

@@ -10,6 +10,6 @@
 //	a batch acked what was not handed out       TestBatchIsPositional, TestBatchThatIsNotCommitted
 //	SETNX without its EXPIRE left a key         redis/window.TestStore: one command each, TestKilledInWindow
 //	an event that kills its process went on     TestCrashLoopStopsAtTheLimit
-//	a crash lost the event, or repeated it      TestKilledInTransaction
+//	a crash lost the event, or repeated it      TestKilledAtEveryStep, TestKilledInTransaction
 //	a purge locked everything                   TestPurge, TestPurgeOnSeveralNodes
 package consumer_test
